@@ -32,8 +32,7 @@ from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.model import CollectiveTimes, TrainingStep, several_steps
 from perfd.recording.recording_format import RECORDS_KIND, Recording, open_recording
-from perfd.recording.records_stream import RecordsStream
-from perfd.recording.stream_decompression import plain_file
+from perfd.recording.records_stream import RecordsStream, plain_file
 
 DEFAULT = Path(__file__).parent / "gpu"
 _TICK_S = 0.25

@@ -11,8 +11,7 @@ from pathlib import Path
 from perfd.model import CollectiveTimes, Event, RankPlacement, Record, SampleTable, Scope
 from perfd.recording import open_recording
 from perfd.recording.recording_writer import RecordingWriter
-from perfd.recording.records_stream import items
-from perfd.recording.stream_decompression import plain_file
+from perfd.recording.records_stream import items, plain_file
 
 RESTARTED = "restarted"
 """After which the phases of the truth are at other times."""

@@ -53,8 +53,7 @@ from perfd.config.notification_config import (
 )
 from perfd.config.object_storage_config import ObjectReadingConfig, ObjectStorageConfig
 from perfd.config.page_links import PageLinksConfig, check_page_links
-from perfd.config.strict import TlsConfig
-from perfd.config.unknown_keys import unknown_keys
+from perfd.config.unknown_keys import TlsConfig, unknown_keys
 
 __all__ = [
     "HISTORY_REPAIR_SUFFIX",

@@ -7,7 +7,7 @@ from typing import Any
 from perfd.collector import OnUnavailable
 from perfd.config.nats_config import NatsUplinkConfig
 from perfd.config.object_storage_config import ObjectStorageConfig
-from perfd.config.strict import Strict, TlsConfig
+from perfd.config.unknown_keys import Strict, TlsConfig
 
 
 class UplinkConfig(Strict, frozen=True):

@@ -11,7 +11,7 @@ from perfd.config.http_client_config import HttpClientConfig
 from perfd.config.nats_config import NatsListenConfig
 from perfd.config.object_storage_config import ObjectReadingConfig
 from perfd.config.page_links import PageLinksConfig
-from perfd.config.strict import Strict, TlsConfig
+from perfd.config.unknown_keys import Strict, TlsConfig
 
 HISTORY_REPAIR_SUFFIX = ".damaged.txt"
 """Of the file beside `history.path` that has what its last repair saved and lost, in one line."""

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from perfd.config.http_client_config import HttpClientConfig
 from perfd.config.notification_config import NotificationsConfig
-from perfd.config.strict import Strict
+from perfd.config.unknown_keys import Strict
 
 
 class JsonLinesConfig(Strict, frozen=True):

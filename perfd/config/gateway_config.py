@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfd.config.aggregator_config import AgentIdentityConfig
 from perfd.config.nats_config import NatsGatewayConfig
-from perfd.config.strict import Strict, TlsConfig
+from perfd.config.unknown_keys import Strict, TlsConfig
 
 
 class GatewayConfig(Strict, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfd.config.strict import Strict
+from perfd.config.unknown_keys import Strict
 
 
 class HttpClientConfig(Strict, frozen=True):

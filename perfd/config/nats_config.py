@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfd.config.strict import Strict, TlsConfig
+from perfd.config.unknown_keys import Strict, TlsConfig
 
 
 class NatsConfig(Strict, frozen=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from perfd.config.http_client_config import HttpClientConfig
-from perfd.config.strict import Strict
+from perfd.config.unknown_keys import Strict
 
 
 class NotificationReceiver(Strict, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from perfd.config.strict import Strict
+from perfd.config.unknown_keys import Strict
 
 
 class ObjectStorageConfig(Strict, frozen=True):

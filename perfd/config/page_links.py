@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
-from perfd.config.strict import Strict
+from perfd.config.unknown_keys import Strict
 from perfd.errors import ConfigError
 
 _WANDB = frozenset({"wandb_entity", "wandb_project", "wandb_run"})

@@ -6,7 +6,20 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+import msgspec
 from msgspec import inspect
+
+
+class Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Refuses unknown keys, so that a misspelled one is an error."""
+
+
+class TlsConfig(Strict, frozen=True):
+    """Certificates in PEM files; with `ca` the peer must present one, too (mutual TLS)."""
+
+    certificate: str | None = None
+    key: str | None = None
+    ca: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

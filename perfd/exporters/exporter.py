@@ -20,7 +20,7 @@ class JobRound:
     summary: JobSummary
     """Its newest numbers, medians over `analysis.window_steps`."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Those of all its series: `perfd_job`, and what is known of its origin (`perfd.model.job_labels`)."""
+    """Those of all its series: `perfd_job`, and what is known of its origin (`perfd.model.job_origin`)."""
     title: str = ""
     """What its user calls it, which need not be unique."""
     outcome: JobOutcome | None = None

@@ -8,12 +8,34 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from perfd.hook.flops import FlopsOfStep, flops_of_step
 from perfd.hook.gpu_timestamps import HostMark, Mark, cuda_of_torch, event_of, nvtx_of, seconds
 from perfd.hook.process_rank import ProcessRank, process_rank
 from perfd.hook.sender import Sender
+
+
+class FlopsOfStep:
+    """A count that has begun. Counting slows the step, so its time is of no use."""
+
+    def __init__(self, counter: Any) -> None:  # noqa: ANN401  (torch's FlopCounterMode)
+        self._counter = counter
+        counter.__enter__()
+
+    def end(self) -> float | None:
+        """The FLOPs since the beginning, of this process; None if no operation was counted."""
+        self._counter.__exit__(None, None, None)
+        return float(self._counter.get_total_flops()) or None
+
+
+def flops_of_step() -> FlopsOfStep | None:
+    """Begin to count; None without torch."""
+    try:
+        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415
+    except ImportError:
+        return None
+    return FlopsOfStep(FlopCounterMode(display=False))
+
 
 FORMAT = 1
 """Version of the messages, which the collector checks."""

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from perfd.config.strict import Strict
+from perfd.config.unknown_keys import Strict
 from perfd.injection.pod_job_name import job_of_labels
 
 Document = Mapping[str, Any]

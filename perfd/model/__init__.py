@@ -19,7 +19,7 @@ from perfd.model.capture_records import (
     TraceShares,
 )
 from perfd.model.collective_records import CollectiveProgress, CollectiveTimes, TimingSource
-from perfd.model.event_records import CollectorHealth, Event, EventKind, JobOutcome
+from perfd.model.event_records import CollectorHealth, Event, EventKind, JobOutcome, job_end
 from perfd.model.job_description import (
     JobDescription,
     MlaShape,
@@ -29,9 +29,7 @@ from perfd.model.job_description import (
     ParallelLayout,
     Recompute,
 )
-from perfd.model.job_end import job_end
-from perfd.model.job_labels import JOB_LABEL, JOB_LABELS, OWNER_LABELS, job_labels
-from perfd.model.job_origin import JobOrigin, job_origin
+from perfd.model.job_origin import JOB_LABEL, JOB_LABELS, OWNER_LABELS, JobOrigin, job_labels, job_origin
 from perfd.model.placement import (
     GpuAllocation,
     GpuAllocations,

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from perfd.model.job_labels import JOB_LABEL
+from perfd.model.job_origin import JOB_LABEL
 
 
 class AlertState(StrEnum):

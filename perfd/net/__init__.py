@@ -2,7 +2,6 @@
 
 from perfd.net.access_control import AccessControl
 from perfd.net.bearer_token import BearerToken
-from perfd.net.canceled_tasks import end_tasks
 from perfd.net.deadline import DeadlineReader, connect, left_s
 from perfd.net.http import (
     Handler,
@@ -18,11 +17,10 @@ from perfd.net.http import (
     text_response,
 )
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection, secure_connection
-from perfd.net.loop_thread import LoopThread
+from perfd.net.loop_thread import LoopThread, end_tasks
 from perfd.net.nats_client import PUBLISHED_HEADER_BYTES, NatsConnector
 from perfd.net.object_storage import ObjectStorage
-from perfd.net.server_tls import ServerTls
-from perfd.net.tls import client_context
+from perfd.net.tls import ServerTls, client_context
 
 __all__ = [
     "PUBLISHED_HEADER_BYTES",

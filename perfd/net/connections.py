@@ -19,7 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from perfd.net.deadline import DeadlineReader
-from perfd.net.server_tls import ServerTls
+from perfd.net.tls import ServerTls
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

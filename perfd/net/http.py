@@ -20,7 +20,7 @@ import msgspec
 from perfd.errors import PerfdError
 from perfd.net.connections import BoundedServer, RequestReader
 from perfd.net.content_encoding import encode_body
-from perfd.net.server_tls import ServerTls
+from perfd.net.tls import ServerTls
 
 log = logging.getLogger(__name__)
 _CLOSE_WITHIN_S = 0.1

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from perfd.config import NatsConfig
 from perfd.errors import ConfigError, PerfdError, reason_of
-from perfd.net.canceled_tasks import end_tasks
 from perfd.net.http import is_loopback
+from perfd.net.loop_thread import end_tasks
 from perfd.net.tls import client_context
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@ from perfd.nodes.drain_advice import drain_command, drainable, reason_of, shown
 from perfd.nodes.drain_policy import DONE, Drain, DrainLimits, drains_due
 from perfd.nodes.finding_blame import blames_of
 from perfd.nodes.incidents import Incident, IncidentKind, decayed
-from perfd.nodes.node_ledger import NodeLedger, NodeRecord
-from perfd.nodes.scheduler import Scheduler
+from perfd.nodes.node_ledger import NodeLedger, NodeRecord, Scheduler
 from perfd.nodes.suspicion import NodeStanding, Standing, standings, suspect_probability
 
 __all__ = [

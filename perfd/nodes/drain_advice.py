@@ -7,7 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Sequence
 
-from perfd.nodes.scheduler import Scheduler
+from perfd.nodes.node_ledger import Scheduler
 from perfd.nodes.suspicion import NodeStanding
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")

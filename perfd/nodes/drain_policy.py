@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from perfd.nodes.drain_advice import drain_command, reason_of
-from perfd.nodes.scheduler import Scheduler
+from perfd.nodes.node_ledger import Scheduler
 from perfd.nodes.suspicion import NodeStanding
 
 _DAY_S = 86_400.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from perfd.nodes.incidents import Incident, decayed
-from perfd.nodes.scheduler import Scheduler
 
 _MOST_INCIDENTS = 256
 """Of a node; those that weigh least go first."""
@@ -16,6 +16,13 @@ _MOST_GPUS = 256
 """Of a node, MIG slices included: more than any has."""
 _MOST_CHARS = 500
 """Of a sentence of evidence."""
+
+
+class Scheduler(StrEnum):
+    """Who gives nodes to jobs."""
+
+    SLURM = "slurm"
+    KUBERNETES = "kubernetes"
 
 
 @dataclass(slots=True)

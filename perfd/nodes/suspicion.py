@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.nodes.incidents import Incident, decayed
-from perfd.nodes.node_ledger import NodeLedger, NodeRecord
-from perfd.nodes.scheduler import Scheduler
+from perfd.nodes.node_ledger import NodeLedger, NodeRecord, Scheduler
 from perfd.thresholds import THRESHOLDS
 
 _FACTORS = np.geomspace(2.0, 200.0, 48)

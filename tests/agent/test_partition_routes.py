@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfd.agent.uplink.partition_routes import KEPT_FOR_S, PartitionRoutes
+from perfd.agent.uplink.nats_publisher import KEPT_FOR_S, PartitionRoutes
 from perfd.model import Batch, RankPlacement, TrainingStep
 from perfd.wire.convert import encode_message
 from perfd.wire.encoded_messages import jobs_of

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.agent.collection.schedule import Schedule
+from perfd.agent.collection.collector_runner import Schedule
 
 
 def test_the_first_tick_is_due_at_the_start() -> None:

@@ -5,7 +5,7 @@ from aggregator.support import fleet, place, source, step
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.gpu_shares import gpus_per_rank
+from perfd.aggregator.state.gpu_owners import gpus_per_rank
 from perfd.model import GpuInfo, RankPlacement
 
 

@@ -51,7 +51,7 @@ from perfd.model import (
     Scope,
     StepPhases,
 )
-from perfd.rules.files.shipped_rules import builtin_rules
+from perfd.rules.files.rules_loader import builtin_rules
 from tests.support.fake_agent import FakeAgent
 
 TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text;version=1.0.0"

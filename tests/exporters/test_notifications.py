@@ -24,7 +24,7 @@ from perfd.errors import ConfigError
 from perfd.exporters.exporter import Round
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.exporters.notifications import NotificationExporter
-from perfd.exporters.notifications.email_text import email_of
+from perfd.exporters.notifications.email_sender import email_of
 from perfd.exporters.notifications.notification_groups import AlertGroup, Notification
 from perfd.exporters.notifications.notification_sender import OutgoingMessage
 from perfd.exporters.notifications.notification_text import MOST_ALERTS, body, document, slack, title

@@ -15,8 +15,7 @@ from perfd.clock import VirtualClock
 from perfd.config import HttpClientConfig, RemoteWriteConfig
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import ExporterTally, Round
-from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
-from perfd.exporters.remote_write.write_request import FrameEncoder
+from perfd.exporters.remote_write.remote_write_exporter import FrameEncoder, RemoteWriteExporter
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.net.http import Response
 

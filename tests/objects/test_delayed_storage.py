@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfd.aggregator.captures import capture_reports, stored_traces
+from perfd.aggregator.captures import capture_reports, readable_traces
 from perfd.aggregator.captures.capture_reports import CaptureReports, ReportStorage
 from perfd.capture.policy.coordinator import CaptureCoordinator
 from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant, Removal, StoredFile
@@ -102,7 +102,7 @@ def test_a_report_is_made_hours_after_its_capture_once_storage_answers_and_there
         asked.append(1)
         return SimpleNamespace(free=free_bytes if free_bytes is not None and len(asked) < 3 else 1 << 40)
 
-    monkeypatch.setattr(stored_traces.shutil, "disk_usage", usage)
+    monkeypatch.setattr(readable_traces.shutil, "disk_usage", usage)
     made: list[CaptureReport] = []
     done = threading.Event()
 

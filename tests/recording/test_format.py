@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording import bundled, bundled_names, find_recording, open_recording
 from perfd.recording.recording_format import StreamEntry
-from perfd.recording.stream_decompression import plain_file
+from perfd.recording.records_stream import plain_file
 
 
 def write_manifest(directory: Path, **changes: object) -> Path:

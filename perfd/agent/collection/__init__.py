@@ -2,11 +2,10 @@
 
 from perfd.agent.collection.batch_pace import BatchPace
 from perfd.agent.collection.batcher import Batcher, Tap
-from perfd.agent.collection.collector_runner import Runner
+from perfd.agent.collection.collector_runner import Runner, Schedule
 from perfd.agent.collection.collector_task import CollectorTask, TaskState
 from perfd.agent.collection.installed_collectors import create_tasks
 from perfd.agent.collection.latest_samples import LatestSamples
-from perfd.agent.collection.schedule import Schedule
 
 __all__ = [
     "BatchPace",

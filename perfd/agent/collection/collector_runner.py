@@ -1,17 +1,49 @@
-"""Runs many collectors, each in its own thread, so that one that hangs does not block the others."""
+"""Runs many collectors on schedule, each in its own thread: one that hangs does not block the others."""
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
 
 from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S, CollectorTask, Deliver
-from perfd.agent.collection.schedule import Schedule
 from perfd.clock import Clock
 from perfd.collector import OnUnavailable
 from perfd.errors import Unavailable
 from perfd.model import CollectorHealth
+
+# Far below a tick, far above what adding intervals in floating point loses.
+_ROUNDING = 1e-6
+
+
+class Schedule:
+    """Ticks at `start_s`, `start_s + interval_s`, and so on, on a monotonic clock."""
+
+    def __init__(self, *, interval_s: float, start_s: float) -> None:
+        self._interval_s = interval_s
+        self._start_s = start_s
+        self._next_tick = 0
+
+    @property
+    def next_s(self) -> float:
+        """When the next tick is due."""
+        return self._start_s + self._next_tick * self._interval_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether a tick waits to be taken."""
+        return self._tick_at(now_s) >= self._next_tick
+
+    def take(self, now_s: float) -> int:
+        """Take the newest tick that is due; returns the number of older, missed ones."""
+        tick = self._tick_at(now_s)
+        missed = max(0, tick - self._next_tick)
+        self._next_tick = max(self._next_tick, tick) + 1
+        return missed
+
+    def _tick_at(self, now_s: float) -> int:
+        return math.floor((now_s - self._start_s) / self._interval_s + _ROUNDING)
+
 
 _OPEN_TIMEOUT_S = 30.0
 """To open one collector; a driver that hangs never answers."""

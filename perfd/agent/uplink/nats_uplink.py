@@ -6,9 +6,8 @@ import asyncio
 import random
 from dataclasses import dataclass, replace
 
-from perfd.agent.uplink.nats_publisher import NatsPublisher, jobs_in, new_session
+from perfd.agent.uplink.nats_publisher import NatsPublisher, PartitionRoutes, jobs_in, new_session
 from perfd.agent.uplink.outgoing import Statuses, put_status
-from perfd.agent.uplink.partition_routes import PartitionRoutes
 from perfd.agent.uplink.unstored_batches import UnstoredBatches
 from perfd.agent.uplink.uplink import Uplink
 from perfd.config import UplinkConfig

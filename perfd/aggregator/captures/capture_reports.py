@@ -22,8 +22,7 @@ from pathlib import Path
 import msgspec
 
 from perfd.aggregator.captures import child_guard
-from perfd.aggregator.captures.readable_traces import has_traces, readable_traces
-from perfd.aggregator.captures.stored_traces import fetch, stored_traces
+from perfd.aggregator.captures.readable_traces import fetch, has_traces, readable_traces, stored_traces
 from perfd.aggregator.captures.trace_document import DOCUMENTS
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.node import reading

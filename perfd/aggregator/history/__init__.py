@@ -2,7 +2,7 @@
 
 from perfd.aggregator.history.configured_history import configured_database, configured_history
 from perfd.aggregator.history.ended_jobs import EndedJob
-from perfd.aggregator.history.history_recorder import HistoryRecorder
+from perfd.aggregator.history.history_recorder import HistoryRecorder, StoredExporterMemory
 from perfd.aggregator.history.history_rows import (
     Statement,
     agent_row,
@@ -14,7 +14,6 @@ from perfd.aggregator.history.history_rows import (
 )
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.startup_recovery import restore
-from perfd.aggregator.history.stored_exporter_memory import StoredExporterMemory
 
 __all__ = [
     "EndedJob",

@@ -1,10 +1,10 @@
-"""What rounds write to history, and how often: changes at once, the rest when it is due."""
+"""What rounds and exporters write to history, and how often: changes at once, the rest when it is due."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from perfd.aggregator.history.history_rows import Statement, alert_row, engine_row, summary_row
+from perfd.aggregator.history.history_rows import Statement, alert_row, engine_row, exporter_row, summary_row
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.model import Alert
@@ -83,3 +83,21 @@ class HistoryRecorder:
         ):
             self._expired_s = now_s
             self._store.expire(self._retention_s, now_unix_s, now_s)
+
+
+class StoredExporterMemory:
+    """The memory of one exporter. A full disk costs what it would have stored."""
+
+    def __init__(self, store: HistoryStore, exporter: str) -> None:
+        self._store = store
+        self._exporter = exporter
+
+    @property
+    def closing(self) -> bool:
+        return self._store.closing
+
+    def load(self) -> bytes | None:
+        return self._store.exporter_state(self._exporter)
+
+    def save(self, state: bytes) -> None:
+        self._store.submit([exporter_row(self._exporter, state)])

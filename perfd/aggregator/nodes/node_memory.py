@@ -13,8 +13,7 @@ from perfd.aggregator.jobs import JobState
 from perfd.aggregator.nodes.drain_runner import DrainRunner
 from perfd.aggregator.nodes.hardware_counters import HardwareCounters
 from perfd.aggregator.state import AggregatorState, NodeState
-from perfd.aggregator.state.gpu_owners import gpu_owners
-from perfd.aggregator.state.gpu_shares import gpus_per_rank
+from perfd.aggregator.state.gpu_owners import gpu_owners, gpus_per_rank
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.policy.policy_events import Capture
 from perfd.errors import ConfigError

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.operations.rank_rows import RankRows
+from perfd.aggregator.operations.growable_arrays import RankRows
 from perfd.analysis.data.job_data import HostWaitTable
 from perfd.analysis.data.robust_stats import median
 from perfd.model import RankColumn

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.operations.rank_rows import RankRows
+from perfd.aggregator.operations.growable_arrays import RankRows
 from perfd.analysis.data.job_data import LaunchTable
 from perfd.model import RankColumn
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.operations.rank_rows import RankRows
+from perfd.aggregator.operations.growable_arrays import RankRows
 from perfd.analysis.data.job_data import Floats, Ints, NcclTimeTable
 from perfd.analysis.data.robust_stats import median
 

@@ -16,7 +16,7 @@ import numpy as np
 from perfd.aggregator.failures import Part
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
-from perfd.aggregator.state.gpu_shares import gpus_per_rank
+from perfd.aggregator.state.gpu_owners import gpus_per_rank
 from perfd.aggregator.web_api.agent_gaps import gaps_of
 from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.diagnosis import JobSummary

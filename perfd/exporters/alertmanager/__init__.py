@@ -1,7 +1,7 @@
 """Sends alerts to an Alertmanager, and silences them there."""
 
 from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
-from perfd.exporters.alertmanager.silences import create_silence, silence_body
+from perfd.exporters.alertmanager.api_v2 import create_silence, silence_body
 
 __all__ = [
     "AlertmanagerExporter",

@@ -1,7 +1,6 @@
 """Sends series by Prometheus remote write."""
 
-from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
-from perfd.exporters.remote_write.write_request import FrameEncoder
+from perfd.exporters.remote_write.remote_write_exporter import FrameEncoder, RemoteWriteExporter
 
 __all__ = [
     "FrameEncoder",

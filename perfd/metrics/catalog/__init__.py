@@ -8,10 +8,9 @@ from collections.abc import Mapping
 
 from perfd.metrics.catalog.agent_metrics import AGENT_METRICS, AGENT_PAGE_METRICS
 from perfd.metrics.catalog.aggregator_metrics import AGGREGATOR_METRICS
-from perfd.metrics.catalog.families import Value, empty_family, families
 from perfd.metrics.catalog.gateway_metrics import GATEWAY_METRICS
 from perfd.metrics.catalog.job_metrics import JOB_METRICS
-from perfd.metrics.catalog.metric_info import JOB, MetricInfo, raw_metric
+from perfd.metrics.catalog.metric_info import JOB, MetricInfo, Value, empty_family, families, raw_metric
 from perfd.metrics.catalog.process_metrics import PROCESS_METRICS
 
 __all__ = [

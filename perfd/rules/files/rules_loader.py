@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import yaml
@@ -200,3 +201,17 @@ def _identity(rule: Rule) -> tuple[str, str, frozenset[tuple[str, str]]]:
     if isinstance(rule, AlertingRule):
         return ("alert", rule.alert, frozenset((name, label.text) for name, label in rule.labels.items()))
     return ("record", rule.record, frozenset(rule.labels.items()))
+
+
+def builtin_rules() -> list[Path]:
+    """The shipped rules files, in the order in which they are evaluated.
+
+    An installed package has them as data; in a checkout they are in the folder `rules` next
+    to the package. Raises `RulesError` if there are none, because silence must not look like health.
+    """
+    package = Path(str(files("perfd")))
+    for folder in (package / "data" / "rules", package.parent / "rules"):
+        found = sorted(folder.glob("*.yaml"))
+        if found:
+            return found
+    raise RulesError("perfd's rules are missing from this installation: reinstall it.")

@@ -22,7 +22,7 @@ from perfd.rules.promql.evaluation import (
     VectorNode,
     empty,
 )
-from perfd.rules.promql.quantiles import quantiles
+from perfd.rules.promql.range_functions import quantiles
 
 Groups = NDArray[np.intp]
 

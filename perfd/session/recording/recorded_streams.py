@@ -13,8 +13,7 @@ from perfd.collector_loading import collector_entry_points, load_collector
 from perfd.errors import ConfigError, RecordingError
 from perfd.model import GpuInfo, RankPlacement, Record
 from perfd.recording.recording_format import RECORDS_KIND, RecordedNode, Recording, StreamEntry
-from perfd.recording.records_stream import RecordsStream
-from perfd.recording.stream_decompression import plain_file
+from perfd.recording.records_stream import RecordsStream, plain_file
 
 Player = Callable[[Path, Settings], RecordedStream]
 
