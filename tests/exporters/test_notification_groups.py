@@ -6,20 +6,20 @@ from exporters.support import alert
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfd.config import NotificationsConfig
 from perfd.exporters.notifications.notification_groups import NotificationGroups
 
 WAIT_S, INTERVAL_S, REPEAT_S = 30.0, 300.0, 3600.0
 
 
-def groups(**options):
+def groups(match=None, **options):
     settings = {
         "group_wait_s": WAIT_S,
         "group_interval_s": INTERVAL_S,
         "repeat_interval_s": REPEAT_S,
-        "resolved": True,
         "max_alerts": 100,
     }
-    return NotificationGroups(**{**settings, **options})
+    return NotificationGroups(NotificationsConfig(**{**settings, **options}), match or {})
 
 
 def of_job(name, job="llm", **options):

@@ -54,6 +54,10 @@ def notification(*alerts, known=()):
     return Notification(group=AlertGroup.of(alerts[0]), new=alerts, known=known, previous_unix_s=None)
 
 
+def outgoing(given, summary=None, url="http://p"):
+    return OutgoingMessage(notification=given, summary=summary, external_url=url, time_unix_s=1.0)
+
+
 def test_a_message_has_the_alerts_the_findings_of_the_job_and_links():
     job = job_round(7, name="llm a")
     with Receiver() as receiver:
@@ -113,22 +117,20 @@ def test_slack_gets_the_address_of_the_picture():
     assert attached["image_url"] == "http://perfd.example/reports/pictures/llm%20a.png"
     assert attached["fallback"] == attached["text"]
     assert "forward 50.0%, backward 40.0%" in attached["text"]
-    assert "attachments" not in slack(notification(firing()), summary, None)
-    sent = document(notification(firing()), summary, "http://p", receiver="r", time_unix_s=1.0)
+    assert "attachments" not in slack(outgoing(notification(firing()), summary, None))
+    sent = document(outgoing(notification(firing()), summary), receiver="r")
     assert sent["picture_url"] == "http://p/reports/pictures/llm%20a.png"
 
 
 def test_the_end_and_a_repeat_say_so():
     resolved = replace(firing(), state=alert(resolved=160.0).state, resolved_at_unix_s=160.0)
     assert title(notification(resolved)) == "Resolved: job llm a: Rank 5 is slow"
-    assert "from 1970-01-01 00:01:40 UTC to 1970-01-01 00:02:40 UTC" in body(
-        notification(resolved), None, None
-    )
+    assert "from 1970-01-01 00:01:40 UTC to 1970-01-01 00:02:40 UTC" in body(outgoing(notification(resolved)))
     again = Notification(group=AlertGroup.of(firing()), new=(), known=(firing(),), previous_unix_s=1.0)
     assert title(again) == "Still firing: job llm a: Rank 5 is slow"
     server = notification(alert("Queue", node="n0", server="vllm"))
     assert title(server) == "Alert: server n0/vllm: Queue"
-    assert body(server, None, "http://p/").splitlines()[-1] == "Page: http://p/servers"
+    assert body(outgoing(server, url="http://p/")).splitlines()[-1] == "Page: http://p/servers"
 
 
 def test_a_message_is_retried_under_one_id_and_a_repeat_has_another():
@@ -244,7 +246,7 @@ def test_what_waits_at_the_end_is_sent_where_no_history_keeps_it():
 
 def test_many_alerts_are_cut_and_counted():
     alerts = [alert(f"A{number}", perfd_job="llm") for number in range(300)]
-    found = document(notification(*alerts), None, None, receiver="r", time_unix_s=1.0)
+    found = document(outgoing(notification(*alerts)), receiver="r")
     assert (len(found["alerts"]), found["alerts_left_out"]) == (MOST_ALERTS, 300 - MOST_ALERTS)
     assert f"{300 - MOST_ALERTS} more alerts are left out." in found["text"]
 
@@ -272,12 +274,12 @@ def test_no_name_adds_a_header_or_a_line_or_makes_a_message_large(job, name, tex
     found = notification(one)
     assert title(found).isprintable()
     assert len(title(found)) <= 200
-    assert len(body(found, None, None).splitlines()) <= 4
-    assert len(slack(found, None, "http://p")["text"]) < 25_000
-    made = document(found, None, "http://p", receiver="r", time_unix_s=1.0)
+    assert len(body(outgoing(found, url=None)).splitlines()) <= 4
+    assert len(slack(outgoing(found))["text"]) < 25_000
+    made = document(outgoing(found), receiver="r")
     assert len(json.dumps(made)) < 150_000
     mail = email_of(
-        OutgoingMessage(notification=found, summary=None, external_url=None, time_unix_s=1.0),
+        outgoing(found, url=None),
         sender="perfd@example.com",
         to=["a@example.com"],
     )

@@ -46,7 +46,7 @@ def email_of(message: OutgoingMessage, *, sender: str, to: Sequence[str]) -> Ema
     email["References"] = f"<{group_id(message.notification)}@{domain}>"
     # RFC 3834: no automatic answers, please.
     email["Auto-Submitted"] = "auto-generated"
-    text = body(message.notification, message.summary, message.external_url)
+    text = body(message)
     email.set_content(text, cte="base64")
     picture = None if message.summary is None else finding_picture(message.summary)
     if picture is not None:

@@ -35,14 +35,7 @@ class NotificationExporter:
         self._receiver = receiver
         self._config = config
         self._sender = _sender(receiver)
-        self._groups = NotificationGroups(
-            group_wait_s=config.group_wait_s,
-            group_interval_s=config.group_interval_s,
-            repeat_interval_s=config.repeat_interval_s,
-            resolved=config.resolved,
-            max_alerts=config.max_alerts,
-            match=receiver.match,
-        )
+        self._groups = NotificationGroups(config, receiver.match)
         self._backoff = Backoff(initial_s=config.backoff_initial_s, max_s=config.backoff_max_s)
         self._clock = context.clock
         self._tally = context.tally

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
+from perfd.config import NotificationsConfig
 from perfd.model import JOB_LABEL, Alert, AlertState
 
 Identity = tuple[tuple[str, str], ...]
@@ -77,22 +78,10 @@ class NotificationGroups:
     each alert is sent at least once.
     """
 
-    def __init__(
-        self,
-        *,
-        group_wait_s: float,
-        group_interval_s: float,
-        repeat_interval_s: float | None,
-        resolved: bool,
-        max_alerts: int,
-        match: Mapping[str, str] | None = None,
-    ) -> None:
-        self._group_wait_s = group_wait_s
-        self._group_interval_s = group_interval_s
-        self._repeat_interval_s = repeat_interval_s
-        self._resolved = resolved
-        self._max_alerts = max_alerts
-        self._match = dict(match or {})
+    def __init__(self, config: NotificationsConfig, match: Mapping[str, str]) -> None:
+        """`match` has the receiver's patterns."""
+        self._config = config
+        self._match = match
         self._tracked: dict[Identity, _Tracked] = {}
         self._sent: dict[AlertGroup, float] = {}
         self.changed = False
@@ -174,7 +163,7 @@ class NotificationGroups:
     def _take(self, alert: Alert, now_unix_s: float) -> bool:
         identity = alert.identity
         one = self._tracked.get(identity)
-        if one is None and len(self._tracked) >= self._max_alerts:
+        if one is None and len(self._tracked) >= self._config.max_alerts:
             return False
         if one is None or alert.began_unix_s > one.alert.began_unix_s:
             waits = one.waits_since_unix_s if one is not None and not one.known else None
@@ -192,7 +181,7 @@ class NotificationGroups:
     def _end(self, identity: Identity, alert: Alert, now_unix_s: float) -> None:
         one = self._tracked[identity]
         self.changed = True
-        if one.known and not self._resolved:
+        if one.known and not self._config.resolved:
             del self._tracked[identity]
             return
         waits = now_unix_s if one.waits_since_unix_s is None else one.waits_since_unix_s
@@ -202,13 +191,13 @@ class NotificationGroups:
         waiting = [one.waits_since_unix_s for one in members if one.waits_since_unix_s is not None]
         sent = self._sent.get(group)
         if waiting:
-            return _passed(min(waiting), self._group_wait_s, now_unix_s) and (
-                sent is None or _passed(sent, self._group_interval_s, now_unix_s)
+            return _passed(min(waiting), self._config.group_wait_s, now_unix_s) and (
+                sent is None or _passed(sent, self._config.group_interval_s, now_unix_s)
             )
         return (
-            self._repeat_interval_s is not None
+            self._config.repeat_interval_s is not None
             and sent is not None
-            and _passed(sent, self._repeat_interval_s, now_unix_s)
+            and _passed(sent, self._config.repeat_interval_s, now_unix_s)
         )
 
     def _notification(self, group: AlertGroup, members: Sequence[_Tracked]) -> Notification:
@@ -225,7 +214,7 @@ class NotificationGroups:
             return
         active = {AlertGroup.of(one.alert) for one in self._tracked.values()}
         for group, sent in list(self._sent.items()):
-            if group not in active and _passed(sent, self._group_interval_s, now_unix_s):
+            if group not in active and _passed(sent, self._config.group_interval_s, now_unix_s):
                 del self._sent[group]
 
 

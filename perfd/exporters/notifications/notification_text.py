@@ -15,6 +15,7 @@ from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.findings import Finding, finding_json
 from perfd.exporters.links import complete_runbook, job_page, job_picture
 from perfd.exporters.notifications.notification_groups import Notification
+from perfd.exporters.notifications.notification_sender import OutgoingMessage
 from perfd.formatting import percent, printable_text
 from perfd.model import Alert, alert_json
 from perfd.report.render.finding_png import finding_picture
@@ -58,52 +59,47 @@ def title(notification: Notification) -> str:
     return one_line(f"{count}: {_about(notification)}: {_summary(first)}", _TITLE_CHARS)
 
 
-def body(notification: Notification, summary: JobSummary | None, external_url: str | None) -> str:
-    """All that it says, as lines of plain text; `summary` is the job's, where it is known."""
-    alerts = _by_severity(notification)
+def body(message: OutgoingMessage) -> str:
+    """All that it says, as lines of plain text."""
+    alerts = _by_severity(message.notification)
     lines: list[str] = []
     for alert in alerts[:MOST_ALERTS]:
-        lines += [*_alert_lines(alert, external_url), ""]
+        lines += [*_alert_lines(alert, message.external_url), ""]
     if len(alerts) > MOST_ALERTS:
         lines += [f"{len(alerts) - MOST_ALERTS} more alerts are left out.", ""]
-    if summary is not None:
-        lines += [*_finding_lines(summary), ""]
-    if (page := _page(notification, external_url)) is not None:
+    if message.summary is not None:
+        lines += [*_finding_lines(message.summary), ""]
+    if (page := _page(message)) is not None:
         lines += [f"Page: {page}", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def slack(notification: Notification, summary: JobSummary | None, external_url: str | None) -> dict[str, Any]:
+def slack(message: OutgoingMessage) -> dict[str, Any]:
     """The message as incoming webhooks of Slack, Mattermost and Rocket.Chat accept it."""
-    text = body(notification, summary, external_url)
+    text = body(message)
     if len(text) > _SLACK_CHARS:
-        page = _page(notification, external_url)
+        page = _page(message)
         text = text[:_SLACK_CHARS].rstrip() + "…\n" + (f"\nPage: {page}\n" if page else "")
-    message: dict[str, Any] = {"text": f"*{_escaped(title(notification))}*\n{_escaped(text)}"}
-    picture = None if summary is None else finding_picture(summary)
-    if picture is not None and (url := job_picture(external_url, notification.group.job)) is not None:
+    posted: dict[str, Any] = {"text": f"*{_escaped(title(message.notification))}*\n{_escaped(text)}"}
+    picture = None if message.summary is None else finding_picture(message.summary)
+    url = job_picture(message.external_url, message.notification.group.job)
+    if picture is not None and url is not None:
         caption = _escaped(one_line(picture.caption))
         # Webhooks accept no uploads: Slack fetches the URL, so it must be public.
-        message["attachments"] = [{"fallback": caption, "text": caption, "image_url": url}]
-    return message
+        posted["attachments"] = [{"fallback": caption, "text": caption, "image_url": url}]
+    return posted
 
 
-def document(
-    notification: Notification,
-    summary: JobSummary | None,
-    external_url: str | None,
-    *,
-    receiver: str,
-    time_unix_s: float,
-) -> dict[str, Any]:
+def document(message: OutgoingMessage, *, receiver: str) -> dict[str, Any]:
     """The message as an object of schema perfd.notification/1."""
+    notification, summary, external_url = message.notification, message.summary, message.external_url
     alerts, group = _by_severity(notification), notification.group
     new = {alert.identity for alert in notification.new}
     return {
         "schema": SCHEMA,
         "id": notification_id(notification),
         "receiver": receiver,
-        "time_unix_s": time_unix_s,
+        "time_unix_s": message.time_unix_s,
         "status": "firing" if any(alert.firing for alert in alerts) else "resolved",
         "repeated": notification.repeated,
         "cluster": _name(group.cluster),
@@ -111,8 +107,8 @@ def document(
         "job": _name(group.job),
         "server": _name(group.server),
         "title": title(notification),
-        "text": body(notification, summary, external_url),
-        "url": _page(notification, external_url),
+        "text": body(message),
+        "url": _page(message),
         "picture_url": _picture_url(summary, group.job, external_url),
         "alerts": [
             _alert_document(alert, external_url) | {"new": alert.identity in new}
@@ -158,10 +154,11 @@ def _about(notification: Notification) -> str:
     return f"job {one_line(group.job, _NAME_CHARS)}" if group.job else "perfd"
 
 
-def _page(notification: Notification, external_url: str | None) -> str | None:
-    if external_url is not None and notification.group.server:
-        return external_url.rstrip("/") + "/servers"
-    return job_page(external_url, notification.group.job)
+def _page(message: OutgoingMessage) -> str | None:
+    group = message.notification.group
+    if message.external_url is not None and group.server:
+        return message.external_url.rstrip("/") + "/servers"
+    return job_page(message.external_url, group.job)
 
 
 def _picture_url(summary: JobSummary | None, job: str, external_url: str | None) -> str | None:

@@ -74,9 +74,6 @@ class WebhookSender:
         return poster
 
     def _body(self, message: OutgoingMessage) -> bytes:
-        arguments = (message.notification, message.summary, message.external_url)
         if self._config.format == "slack":
-            return msgspec.json.encode(slack(*arguments))
-        return msgspec.json.encode(
-            document(*arguments, receiver=self._config.name, time_unix_s=message.time_unix_s)
-        )
+            return msgspec.json.encode(slack(message))
+        return msgspec.json.encode(document(message, receiver=self._config.name))

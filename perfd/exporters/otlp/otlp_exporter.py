@@ -14,8 +14,7 @@ from perfd.config import OtlpConfig
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import ExporterContext, Round
 from perfd.exporters.otlp.gpu_conventions import GPU_METRICS, Instrument, gpu_attributes
-from perfd.exporters.pending_bodies import Body
-from perfd.exporters.series_push import SeriesPush
+from perfd.exporters.series_push import Body, SeriesPush
 from perfd.metrics.series import SeriesFrame, SeriesKey
 
 # ruff: noqa: ANN401  (the types are an extra's)

@@ -16,8 +16,7 @@ from perfd.config import RemoteWriteConfig
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import ExporterContext, Round
 from perfd.exporters.labels import check_external_labels
-from perfd.exporters.pending_bodies import Body
-from perfd.exporters.series_push import SeriesPush
+from perfd.exporters.series_push import Body, SeriesPush
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.protobuf_encoding import field, varint
 
