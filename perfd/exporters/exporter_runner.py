@@ -6,16 +6,16 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from perfd.exporters.exporter import Exporter, ExporterTally, Round
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExporterStatus:
-    """The counters of one exporter."""
+@dataclass(slots=True, kw_only=True)
+class ExporterStatus(ExporterTally):
+    """The counters of one exporter and of its rounds."""
 
     name: str
     rounds: int
@@ -23,10 +23,6 @@ class ExporterStatus:
     dropped_rounds: int
     queued_rounds: int
     seconds: float
-    sent: int
-    lost: int
-    retries: int
-    pending: int
 
 
 class ExporterRunner:
@@ -88,10 +84,7 @@ class ExporterRunner:
                 dropped_rounds=self._dropped,
                 queued_rounds=len(self._queue),
                 seconds=self._seconds,
-                sent=self._tally.sent,
-                lost=self._tally.lost,
-                retries=self._tally.retries,
-                pending=self._tally.pending,
+                **asdict(self._tally),
             )
 
     def _work(self) -> None:
