@@ -28,9 +28,22 @@ from perfd.model import (
 )
 from perfd.wire.encoded_messages import sequence_of
 
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
 _MOST_UNSTORED = 600
 """Batches of an agent, of ten minutes, that wait for an aggregator; with more, as in a long outage, what the
 stream has leaves the spool."""
+_WELCOME_WITHIN_S = 5.0
+"""How long a stream waits for an aggregator to say what it has; without one it begins all the same."""
+_REPORT_AFTER_S = 10.0
+"""An agent that sends nothing is reported after so long: without that it is gone after 30 s."""
+_LOOK_EVERY_S = 1.0
+"""For batches that were lost."""
+_PATIENCE_S = 2.0
+"""How much longer than an agent on NATS a gateway waits for an acknowledgment: all is sent again."""
+_MOST_UNACKNOWLEDGED = 256
+"""Messages of one stream that wait for the servers; more are read from the agent afterwards."""
 
 
 class KeptBatches:
@@ -76,21 +89,6 @@ class KeptBatches:
         while (overdue := self._unstored.next_overdue(now_s)) is not None:
             self.lost[overdue.sequence] = overdue.number
         return (len(self.lost), sum(self.lost.values())) != before
-
-
-if TYPE_CHECKING:
-    from nats.aio.client import Client
-
-_WELCOME_WITHIN_S = 5.0
-"""How long a stream waits for an aggregator to say what it has; without one it begins all the same."""
-_REPORT_AFTER_S = 10.0
-"""An agent that sends nothing is reported after so long: without that it is gone after 30 s."""
-_LOOK_EVERY_S = 1.0
-"""For batches that were lost."""
-_PATIENCE_S = 2.0
-"""How much longer than an agent on NATS a gateway waits for an acknowledgment: all is sent again."""
-_MOST_UNACKNOWLEDGED = 256
-"""Messages of one stream that wait for the servers; more are read from the agent afterwards."""
 
 
 class GatewaySessions:

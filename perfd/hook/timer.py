@@ -14,6 +14,15 @@ from perfd.hook.gpu_timestamps import HostMark, Mark, cuda_of_torch, event_of, n
 from perfd.hook.process_rank import ProcessRank, process_rank
 from perfd.hook.sender import Sender
 
+FORMAT = 1
+"""Version of the messages, which the collector checks."""
+_RECONNECT_INTERVAL_S = 1.0
+"""How often the socket is tried without an agent. Chosen, not measured."""
+_MAX_PENDING_STEPS = 16
+"""Steps whose events the GPU has not reached; further ones are dropped, which bounds the cost. Chosen."""
+_DATA = "data_loading"
+_T = TypeVar("_T")
+
 
 class FlopsOfStep:
     """A count that has begun. Counting slows the step, so its time is of no use."""
@@ -35,17 +44,6 @@ def flops_of_step() -> FlopsOfStep | None:
     except ImportError:
         return None
     return FlopsOfStep(FlopCounterMode(display=False))
-
-
-FORMAT = 1
-"""Version of the messages, which the collector checks."""
-_RECONNECT_INTERVAL_S = 1.0
-"""How often the socket is tried without an agent. Chosen, not measured."""
-_MAX_PENDING_STEPS = 16
-"""Steps whose events the GPU has not reached; further ones are dropped, which bounds the cost. Chosen."""
-_DATA = "data_loading"
-
-_T = TypeVar("_T")
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from perfd.errors import PerfdError
 from perfd.net import is_loopback, split_address
-from perfd.net.bearer_token import BearerToken
+from perfd.net.access_control import BearerToken
 
 
 class Role(StrEnum):

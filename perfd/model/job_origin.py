@@ -9,6 +9,14 @@ from dataclasses import dataclass
 _MOST_NODES = 16_384
 """Most nodes in one list, so that a hostile range is not expanded."""
 _GROUP = re.compile(r"([^,\[\]]*)(?:\[([0-9,-]{1,4096})\])?([^,\[\]]*)")
+JOB_LABEL = "perfd_job"
+"""The name by which the aggregator knows the job; Prometheus uses `job` for the scrape itself."""
+JOB_LABELS = ("cluster", "namespace", JOB_LABEL)
+"""They identify a job over several aggregators: rules join on all of them."""
+OWNER_LABELS = ("user", "account", "partition")
+"""Whose it is, where the scheduler says; the same for all series of a job."""
+_MOST_CHARS = 128
+"""Of what a scheduler or a pod says: the job's own name, which is bounded elsewhere, is never cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +123,6 @@ def _numbers(ranges: str | None) -> list[str] | None:
 
 def _count(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 9 else None
-
-
-JOB_LABEL = "perfd_job"
-"""The name by which the aggregator knows the job; Prometheus uses `job` for the scrape itself."""
-JOB_LABELS = ("cluster", "namespace", JOB_LABEL)
-"""They identify a job over several aggregators: rules join on all of them."""
-OWNER_LABELS = ("user", "account", "partition")
-"""Whose it is, where the scheduler says; the same for all series of a job."""
-_MOST_CHARS = 128
-"""Of what a scheduler or a pod says: the job's own name, which is bounded elsewhere, is never cut."""
 
 
 def job_labels(job: str, origin: JobOrigin | None = None) -> dict[str, str]:

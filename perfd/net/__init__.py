@@ -1,7 +1,6 @@
 """Connections: HTTP with limits on time and number, TLS, NATS, PostgreSQL, object storage; who may read."""
 
-from perfd.net.access_control import AccessControl
-from perfd.net.bearer_token import BearerToken
+from perfd.net.access_control import AccessControl, BearerToken
 from perfd.net.deadline import DeadlineReader, connect, left_s
 from perfd.net.http import (
     Handler,

@@ -10,6 +10,8 @@ import threading
 from perfd.config import TlsConfig
 from perfd.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 
 def client_context(
     *,
@@ -40,9 +42,6 @@ def client_context(
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-log = logging.getLogger(__name__)
 
 
 class ServerTls:

@@ -15,6 +15,12 @@ from perfd.model import CollectorHealth
 
 # Far below a tick, far above what adding intervals in floating point loses.
 _ROUNDING = 1e-6
+_OPEN_TIMEOUT_S = 30.0
+"""To open one collector; a driver that hangs never answers."""
+_HANG_AFTER_S = 10.0
+"""A collector hangs after this or after `_HANG_AFTER_INTERVALS`, whichever is longer."""
+_HANG_AFTER_INTERVALS = 3
+"""One late reading is usual on a busy node, three in a row are not."""
 
 
 class Schedule:
@@ -43,14 +49,6 @@ class Schedule:
 
     def _tick_at(self, now_s: float) -> int:
         return math.floor((now_s - self._start_s) / self._interval_s + _ROUNDING)
-
-
-_OPEN_TIMEOUT_S = 30.0
-"""To open one collector; a driver that hangs never answers."""
-_HANG_AFTER_S = 10.0
-"""A collector hangs after this or after `_HANG_AFTER_INTERVALS`, whichever is longer."""
-_HANG_AFTER_INTERVALS = 3
-"""One late reading is usual on a busy node, three in a row are not."""
 
 
 class Runner:

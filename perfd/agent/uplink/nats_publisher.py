@@ -20,8 +20,19 @@ from perfd.net import PUBLISHED_HEADER_BYTES
 from perfd.wire import convert, encoded_messages, subjects
 from perfd.wire.subjects import partition_of
 
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+
 KEPT_FOR_S = 60.0
 """A job that no batch names for this long has left the node: collectors repeat what they found every 30 s."""
+_NO_RESPONDERS = "503"
+_AGAIN_AFTER_S = 1.0
+"""From the publication of a message without acknowledgment, which takes milliseconds, to the next. Chosen."""
+_USUAL_TIMES = 2.0
+"""An acknowledgment that takes so many times longer than the slowest of late is missing."""
+_FORGOTTEN_SHARE = 0.1
+"""Of the slowest acknowledgment, with each faster one."""
 
 
 class PartitionRoutes:
@@ -42,19 +53,6 @@ class PartitionRoutes:
             del self._seen_s[partition]
         before, self.current = self.current, frozenset(self._seen_s) or self._default
         return before - self.current
-
-
-if TYPE_CHECKING:
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
-
-_NO_RESPONDERS = "503"
-_AGAIN_AFTER_S = 1.0
-"""From the publication of a message without acknowledgment, which takes milliseconds, to the next. Chosen."""
-_USUAL_TIMES = 2.0
-"""An acknowledgment that takes so many times longer than the slowest of late is missing."""
-_FORGOTTEN_SHARE = 0.1
-"""Of the slowest acknowledgment, with each faster one."""
 
 
 def new_session(cluster: str, node: str) -> tuple[str, str]:

@@ -17,6 +17,9 @@ from perfd.formatting import data_size
 from perfd.model import CaptureFile, CaptureState
 from perfd.net import ObjectStorage
 
+_ROOM_BYTES = 1 << 30
+"""Of the disk of temporary files, left to others. Chosen, not measured."""
+
 
 def lacks_report(capture: Capture, since_unix_s: float) -> bool:
     """Whether the report of a capture that ended since then, or its file for Perfetto, was not made."""
@@ -59,10 +62,6 @@ def _is_readable(path: Path) -> bool:
         return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.R_OK)
     except OSError:
         return False
-
-
-_ROOM_BYTES = 1 << 30
-"""Of the disk of temporary files, left to others. Chosen, not measured."""
 
 
 def stored_traces(capture: Capture, storage: ObjectStorage) -> Mapping[str, StoredFile]:

@@ -31,6 +31,20 @@ from perfd.errors import PerfdError
 
 _EARLIEST_UNIX_S = 1_577_836_800.0
 """The first of January 2020: a clock before it was never set."""
+log = logging.getLogger(__name__)
+MAX_QUEUED_BYTES = 64 << 20
+"""What waits for a disk that is slow or full; agents keep what is beyond it."""
+_OF_AGENTS = 0.75
+"""The share of it for batches: alerts and captures, which only the aggregator has, are not sent again."""
+_TRANSACTION_BYTES = 8 << 20
+"""A transaction ends at this size, so that what waits for it is acknowledged soon."""
+_COMMIT_EVERY_S = 0.02
+"""Transactions of many agents are this far apart: each waits for the disk, and wakes each agent's stream. An
+acknowledgment that comes later by so much delays no agent, which sends dozens of batches meanwhile."""
+_RETRY_S = 1.0
+"""To the next attempt to store, after a failed one. Chosen."""
+_REPAIR_WITHIN_S = 120.0
+"""How long a caller waits for the file to be salvaged; it goes on afterwards. Chosen."""
 
 
 class RetentionClock:
@@ -54,23 +68,6 @@ class RetentionClock:
         reached = unix_s if self._reached_unix_s is None else self._reached_unix_s + passed_s
         self._reached_unix_s = min(unix_s, reached)
         return self._reached_unix_s
-
-
-log = logging.getLogger(__name__)
-
-MAX_QUEUED_BYTES = 64 << 20
-"""What waits for a disk that is slow or full; agents keep what is beyond it."""
-_OF_AGENTS = 0.75
-"""The share of it for batches: alerts and captures, which only the aggregator has, are not sent again."""
-_TRANSACTION_BYTES = 8 << 20
-"""A transaction ends at this size, so that what waits for it is acknowledged soon."""
-_COMMIT_EVERY_S = 0.02
-"""Transactions of many agents are this far apart: each waits for the disk, and wakes each agent's stream. An
-acknowledgment that comes later by so much delays no agent, which sends dozens of batches meanwhile."""
-_RETRY_S = 1.0
-"""To the next attempt to store, after a failed one. Chosen."""
-_REPAIR_WITHIN_S = 120.0
-"""How long a caller waits for the file to be salvaged; it goes on afterwards. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)

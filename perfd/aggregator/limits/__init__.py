@@ -1,6 +1,5 @@
 """What the aggregator accepts: bounds on sizes and numbers, and the parts of records that are kept."""
 
-from perfd.aggregator.limits.limits import AggregatorCounters, Limits
-from perfd.aggregator.limits.nats_counters import NatsProgress
+from perfd.aggregator.limits.limits import AggregatorCounters, Limits, NatsProgress
 
 __all__ = ["AggregatorCounters", "Limits", "NatsProgress"]

@@ -12,7 +12,7 @@ from perfd.config import WebhookConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Alert
 from perfd.net import Handler, Request, Response, error_response, json_response
-from perfd.net.bearer_token import BearerToken
+from perfd.net.access_control import BearerToken
 
 log = logging.getLogger(__name__)
 PATH = "/api/v1/webhooks/alertmanager"

@@ -34,7 +34,7 @@ from perfd.metrics.catalog import (
 )
 
 if TYPE_CHECKING:
-    from perfd.net.bearer_token import BearerToken
+    from perfd.net.access_control import BearerToken
 
 _EPILOG = """\
 Without --http it serves the program that started it, over standard input and output. Tools read; the one
@@ -137,6 +137,6 @@ def _serve_http(
 
 
 def _token(path: str | Path | None, key: str) -> BearerToken | None:
-    from perfd.net.bearer_token import BearerToken  # noqa: PLC0415  (as in `run`)
+    from perfd.net.access_control import BearerToken  # noqa: PLC0415  (as in `run`)
 
     return None if path is None else BearerToken(str(path), key=key)

@@ -30,6 +30,8 @@ from perfd.exporters.notifications.secret_source import SecretSource, without
 from perfd.net import DeadlineReader, connect, left_s, secure_connection
 from perfd.report.render.finding_png import FindingPicture, finding_picture
 
+_PORTS = {"starttls": 587, "tls": 465, "none": 25}
+
 
 def email_of(message: OutgoingMessage, *, sender: str, to: Sequence[str]) -> EmailMessage:
     """The e-mail, with a picture of what limits the job if that is known.
@@ -79,9 +81,6 @@ def check_address(address: str, *, key: str) -> None:
     plain = address.isascii() and address.isprintable() and " " not in address
     if not (plain and parsed.username and parsed.domain and parsed.addr_spec == address):
         raise ConfigError(f"{key}: {address!r} is not an e-mail address.")
-
-
-_PORTS = {"starttls": 587, "tls": 465, "none": 25}
 
 
 class EmailSender:

@@ -19,6 +19,11 @@ from perfd.metrics.series import SeriesFrame, SeriesKey
 
 # ruff: noqa: ANN401  (the types are an extra's)
 
+_KEY = "exporters.otlp"
+_HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
+_GZIP_LEVEL = 1
+"""The fastest level: names and labels repeat, which any level compresses."""
+
 
 class MetricsEncoder:
     """Encodes frames; an absent value has no point."""
@@ -97,12 +102,6 @@ def _types(name: str, key: str) -> Any:
         return importlib.import_module(f"opentelemetry.proto.{name}_pb2")
     except ImportError as error:
         raise ConfigError(f"{key}: install perfd[otlp] for OpenTelemetry's types.") from error
-
-
-_KEY = "exporters.otlp"
-_HEADERS = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}
-_GZIP_LEVEL = 1
-"""The fastest level: names and labels repeat, which any level compresses."""
 
 
 class OtlpExporter(SeriesPush):

@@ -24,6 +24,12 @@ _STALE_MARKER = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that ends a series: `StaleNaN` of Prometheus' model/value."""
 _VALUE_BYTES = 8
 """Size of a double."""
+_HEADERS = {
+    "Content-Encoding": "snappy",
+    "Content-Type": "application/x-protobuf",
+    "X-Prometheus-Remote-Write-Version": "0.1.0",
+}
+_KEY = "exporters.remote_write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +114,6 @@ def _ended(old: _Group, new: _Group) -> Iterable[bytes]:
         return compress(old.heads, (old.present & ~new.present).tolist())
     still = set(compress(new.heads, new.present.tolist()))
     return [head for head in compress(old.heads, old.present.tolist()) if head not in still]
-
-
-_HEADERS = {
-    "Content-Encoding": "snappy",
-    "Content-Type": "application/x-protobuf",
-    "X-Prometheus-Remote-Write-Version": "0.1.0",
-}
-_KEY = "exporters.remote_write"
 
 
 class RemoteWriteExporter(SeriesPush):

@@ -17,23 +17,6 @@ JOB: Sequence[str] = (*JOB_LABELS, *OWNER_LABELS)
 """The labels of every series about a job."""
 NODE: Sequence[str] = ("node", "instance")
 """Those of every series about a part of a node."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetricInfo:
-    """One exported metric."""
-
-    name: str
-    kind: ColumnKind
-    unit: str
-    """A base unit, or `1` for numbers without a unit."""
-    labels: Sequence[str]
-    """Its possible labels; those without a value are omitted."""
-    help: str
-    source: str
-    absent: str
-
-
 _RAW_LABELS: Mapping[Scope, Sequence[str]] = {
     Scope.GPU: (*JOB, "rank", *NODE, "gpu", "pod", "container", "shared_by"),
     Scope.NODE: NODE,
@@ -53,6 +36,23 @@ _UNIT_ENDINGS = (
     ("celsius", "degrees Celsius"),
     ("per_second", "per second"),
 )
+Value: TypeAlias = tuple[str, Mapping[str, str], float | None]
+"""A metric's name, its labels and its value; None is absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricInfo:
+    """One exported metric."""
+
+    name: str
+    kind: ColumnKind
+    unit: str
+    """A base unit, or `1` for numbers without a unit."""
+    labels: Sequence[str]
+    """Its possible labels; those without a value are omitted."""
+    help: str
+    source: str
+    absent: str
 
 
 def raw_metric(column: Column) -> MetricInfo:
@@ -89,10 +89,6 @@ def of_job(
 ) -> MetricInfo:
     """A row about a job, with those labels besides the job's own."""
     return metric(name, help_text, labels=(*JOB, *labels), source=source, absent=absent)
-
-
-Value: TypeAlias = tuple[str, Mapping[str, str], float | None]
-"""A metric's name, its labels and its value; None is absent."""
 
 
 def families(values: Iterable[Value], describe: Callable[[str], MetricInfo]) -> list[Metric]:
