@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from perfd.net import HttpServer, Request, Response
-from perfd.testing.fake_node import FakeNode
+from tests.support.fake_node import FakeNode
 from tests.support.services import Service, alertmanager, free_port, prometheus
 
 SCHEMA = "perfd.bench.alert_path/1"

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from perfd.procfs import rooted
-from perfd.testing.fake_node import FakeNode
+from tests.support.fake_node import FakeNode
 
 
 def test_psutil_reads_the_given_proc_and_afterwards_the_one_of_before(tmp_path: Path) -> None:

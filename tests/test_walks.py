@@ -26,7 +26,7 @@ from perfd.config import (
     UplinkConfig,
 )
 from perfd.net import Request
-from perfd.testing.fake_nvml import FakeGpu, FakeNvml
+from tests.support.fake_nvml import FakeGpu, FakeNvml
 from tests.support.traced_value import TracedValue
 from tests.test_docs import ROOT, walks
 

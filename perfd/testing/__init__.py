@@ -1,1 +1,1 @@
-"""Fakes and contract checks, for the tests of perfd and for authors of collectors."""
+"""The check of the contract of collectors, for their authors."""

@@ -18,8 +18,8 @@ from perfd.capture.nsys.nsys_launch import plan_launch
 from perfd.capture.selection.capture_id import check_capture_id, slug
 from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
-from perfd.testing.fake_node import process_stat
 from tests.support import nsys_installation
+from tests.support.fake_node import process_stat
 
 NEEDS_CC = pytest.mark.skipif(shutil.which("cc") is None, reason="a CUPTI is built: apt-get install gcc")
 SESSIONS = """\

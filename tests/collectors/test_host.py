@@ -16,7 +16,7 @@ from perfd.collector import Settings
 from perfd.errors import ConfigError
 from perfd.model import Record, SampleTable, Scope
 from perfd.testing.collector_contract import check_collector, check_unavailable
-from perfd.testing.fake_node import FakeNode, pressure
+from tests.support.fake_node import FakeNode, pressure
 
 NODES = Path(__file__).parent.parent / "fixtures" / "nodes"
 NOW_NS = 1_700_000_000 * 10**9

@@ -27,7 +27,7 @@ from perfd_collectors.ranks.thread_times import (
 )
 
 from perfd.model import RankColumn, RankPlacement, SampleTable
-from perfd.testing.fake_node import FakeNode
+from tests.support.fake_node import FakeNode
 
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 PID = 4242

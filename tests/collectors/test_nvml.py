@@ -15,8 +15,8 @@ from perfd.collector import CollectorSpec, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable
 from perfd.testing.collector_contract import check_collector, check_unavailable
-from perfd.testing.fake_node import FakeNode
-from perfd.testing.fake_nvml import FIELDS_HEALTHY, GPM_BUSY, FakeGpu, FakeNvml, FakeSlice
+from tests.support.fake_node import FakeNode
+from tests.support.fake_nvml import FIELDS_HEALTHY, GPM_BUSY, FakeGpu, FakeNvml, FakeSlice
 
 GPM_COLUMNS = {metric.column for metric in GPM_METRICS} - {"graphics_active_ratio"}
 """Those that are read each time."""

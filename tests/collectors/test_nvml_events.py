@@ -20,8 +20,8 @@ from perfd.collector import CollectorSpec, Settings
 from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, Record
 from perfd.testing.collector_contract import check_collector, check_unavailable
-from perfd.testing.fake_node import FakeNode
-from perfd.testing.fake_nvml import FakeGpu, FakeNvml
+from tests.support.fake_node import FakeNode
+from tests.support.fake_nvml import FakeGpu, FakeNvml
 
 NOW_NS = 1_700_000_000 * 10**9
 

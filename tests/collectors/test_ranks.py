@@ -14,8 +14,8 @@ from perfd.collector import CollectorSpec, PodJob, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import Event, EventKind, JobOrigin, RankPlacement, Record, SampleTable
 from perfd.testing.collector_contract import check_collector, check_unavailable
-from perfd.testing.fake_node import FakeNode
-from perfd.testing.fake_nvml import FakeGpu, FakeNvml, FakeProcess
+from tests.support.fake_node import FakeNode
+from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess
 
 NOW_NS = 1_700_000_000 * 10**9
 STARTED_NS = NOW_NS + 10 * 10**9

@@ -12,7 +12,7 @@ from perfd_collectors.ranks.unnamed_ranks import parse_pci_address
 
 from perfd.collector import NumberedRank, PciAddress
 from perfd.model import EventKind, RankPlacement, Record
-from perfd.testing.fake_nvml import FakeNvml
+from tests.support.fake_nvml import FakeNvml
 
 GIB = 2**30
 

@@ -20,7 +20,7 @@ from perfd_collectors.model_config.hlo_dump import dump_folder
 from perfd.clock import VirtualClock
 from perfd.collector import LocalRank, Settings
 from perfd.model import JobDescription
-from perfd.testing.fake_node import FakeNode
+from tests.support.fake_node import FakeNode
 
 JOB, PID = "train", 4711
 STARTED_S = 10

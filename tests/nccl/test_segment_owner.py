@@ -16,7 +16,7 @@ from perfd_collectors.nccl.segments.segment_owner import FileLocks, ownership_pr
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.model import CollectiveTimes, Event, Record, SampleTable, Scope
-from perfd.testing.fake_node import process_stat
+from tests.support.fake_node import process_stat
 
 PID = 7
 """In the header of a made segment."""

@@ -29,7 +29,7 @@ from perfd.model import (
     StepPhases,
     TrainingStep,
 )
-from perfd.testing.fake_nvml import FakeGpu, FakeNvml, FakeProcess
+from tests.support.fake_nvml import FakeGpu, FakeNvml, FakeProcess
 
 pytestmark = NEEDS_GCC
 

@@ -36,7 +36,7 @@ from perfd.session.slurm.slurm_jobs import (
     parse_steps,
     running,
 )
-from perfd.testing.fake_node import FakeNode
+from tests.support.fake_node import FakeNode
 
 # Printed by SLURM 22.05.8.
 STEPS = """\

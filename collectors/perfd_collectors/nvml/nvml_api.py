@@ -24,9 +24,8 @@ NvmlError: type[Exception] = pynvml.NVMLError
 class Nvml(Protocol):
     """The functions of `pynvml` that the collectors call.
 
-    Implemented by the module `pynvml` and by `perfd.testing.fake_nvml.FakeNvml`. All
-    raise `pynvml.NVMLError`. `nvmlDeviceGetPcieThroughput` is missing on
-    purpose: it blocks for 20 ms, and GPM has the same values.
+    Implemented by the module `pynvml`, and by a fake in tests. All raise `pynvml.NVMLError`.
+    `nvmlDeviceGetPcieThroughput` is missing on purpose: it blocks for 20 ms, and GPM has the same values.
     """
 
     def nvmlInit(self) -> None: ...

@@ -31,8 +31,8 @@ int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = 0; return 0; }
 """
 """As much of the driver as tells that it is there. It lists no process, as in any container."""
-LOG = "env -u RANK python3 /opt/trainer/fake_trainer.py 100000 0.1"
-POLLS = """exec python3 -m perfd.testing.kineto_stand_in '{"socket_directory": "/run/perfd"}'"""
+LOG = "env -u RANK python3 /opt/tests/session/fake_trainer.py 100000 0.1"
+POLLS = """exec python3 -P /opt/tests/support/kineto_stand_in.py '{"socket_directory": "/run/perfd"}'"""
 
 
 def values(image: Image, rank: int) -> dict[str, Any]:
@@ -58,8 +58,8 @@ def values(image: Image, rank: int) -> dict[str, Any]:
             {"name": "KINETO_IPC_SOCKET_DIR", "value": "/run/perfd"},
         ],
         "training.gpusPerNode": 0,
-        "training.volumes": [{"name": "trainer", "hostPath": {"path": str(ROOT / "tests" / "session")}}],
-        "training.volumeMounts": [{"name": "trainer", "mountPath": "/opt/trainer", "readOnly": True}],
+        "training.volumes": [{"name": "tests", "hostPath": {"path": str(ROOT / "tests")}}],
+        "training.volumeMounts": [{"name": "tests", "mountPath": "/opt/tests", "readOnly": True}],
     }
 
 

@@ -271,20 +271,20 @@ class FakeNvml:
         self._count("nvmlEventSetCreate")
         return pynvml.c_nvmlEventSet_t()
 
-    def nvmlEventSetFree(self, event_set: Structure) -> None:  # noqa: ARG002
+    def nvmlEventSetFree(self, event_set: Structure) -> None:
         self._count("nvmlEventSetFree")
         self._registered.clear()
 
     def nvmlDeviceGetSupportedEventTypes(self, handle: Handle) -> int:
         return self._gpu("nvmlDeviceGetSupportedEventTypes", handle).supported_events
 
-    def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, event_set: Structure) -> None:  # noqa: ARG002
+    def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, event_set: Structure) -> None:
         gpu = self._gpu("nvmlDeviceRegisterEvents", handle)
         if types & ~gpu.supported_events:
             _fail(pynvml.NVML_ERROR_NOT_SUPPORTED)
         self._registered[_address(handle)[0]] = types
 
-    def nvmlEventSetWait_v2(self, event_set: Structure, timeout_ms: int) -> Structure:  # noqa: ARG002
+    def nvmlEventSetWait_v2(self, event_set: Structure, timeout_ms: int) -> Structure:
         self._count("nvmlEventSetWait_v2")
         if not self._events:
             # A GPU that is lost ends the wait; else nothing happens before the time is up.
