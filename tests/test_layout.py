@@ -26,7 +26,7 @@ MODULES_PER_FOLDER = 16
 
 
 def modules(tree: Path) -> list[Path]:
-    found = [path for path in tree.rglob("*.py") if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
+    found = [path for path in tree.rglob("*.py") if not path.stem.endswith("_pb2")]
     assert len(found) > 50, f"{tree} is not the source tree"
     return found
 

@@ -17,18 +17,16 @@ from pathlib import Path
 from perfd.errors import PerfdError
 
 _ROOT = Path(__file__).resolve().parents[2]
-_OUTPUTS = {"python": "_pb2.py", "pyi": "_pb2.pyi", "grpc_python": "_pb2_grpc.py"}
+_OUTPUTS = {"python": "_pb2.py", "pyi": "_pb2.pyi"}
 """What protoc writes, by the name of its plugin."""
-_PROTOS = {
-    Path("perfd/wire/v1/telemetry.proto"): ("python", "pyi", "grpc_python"),
-    Path("perfd/trace/readers/xplane/xplane.proto"): ("python", "pyi"),
-    Path("perfd/capture/jax/profiler_service.proto"): ("python", "pyi"),
-    Path("collectors/perfd_collectors/pod_resources/pod_resources.proto"): ("python", "pyi"),
-    Path("collectors/perfd_collectors/training_log/metric_files/metric_files.proto"): ("python", "pyi"),
-}
-_GENERATED = tuple(
-    proto.with_name(proto.stem + _OUTPUTS[kind]) for proto, kinds in _PROTOS.items() for kind in kinds
+_PROTOS = (
+    Path("perfd/wire/v1/telemetry.proto"),
+    Path("perfd/trace/readers/xplane/xplane.proto"),
+    Path("perfd/capture/jax/profiler_service.proto"),
+    Path("collectors/perfd_collectors/pod_resources/pod_resources.proto"),
+    Path("collectors/perfd_collectors/training_log/metric_files/metric_files.proto"),
 )
+_GENERATED = tuple(proto.with_name(proto.stem + ending) for proto in _PROTOS for ending in _OUTPUTS.values())
 
 
 def generate(target: Path) -> None:
@@ -37,8 +35,8 @@ def generate(target: Path) -> None:
         from grpc_tools import protoc  # noqa: PLC0415  (a development dependency, absent on a node)
     except ImportError as error:
         raise PerfdError("grpcio-tools is missing: install the development dependencies.") from error
-    for proto, kinds in _PROTOS.items():
-        outputs = [f"--{kind}_out={target}" for kind in kinds]
+    outputs = [f"--{kind}_out={target}" for kind in _OUTPUTS]
+    for proto in _PROTOS:
         # The root is the import path, so that the generated import is `perfd.wire.v1`.
         status = protoc.main(["protoc", f"-I{_ROOT}", *outputs, str(_ROOT / proto)])
         if status != 0:

@@ -211,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
     ).stdout.split()
     found: list[RefusedWord] = []
     for path in listed:
-        if path.endswith(("_pb2.py", "_pb2_grpc.py")) or not (ROOT / path).is_file():
+        if path.endswith("_pb2.py") or not (ROOT / path).is_file():
             continue
         text = (ROOT / path).read_text(encoding="utf-8")
         if any(fnmatch(path, glob) for glob in CHECKED):
