@@ -22,6 +22,9 @@ in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
 _LASTS_S, _NOTABLE = 10.0, 0.1
 """A rank that costs a tenth of a step for longer is not slower by chance; one that costs less may be, as
 hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Chosen."""
+_LITTLE, _BRIEF_S = 0.08, 2.0
+"""Some host costs so little for so long now and then: 5% for 7 steps of a healthy job (4 H200, 2026-11-26).
+Chosen."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _EXPLAINS = 1 / 3
@@ -54,8 +57,13 @@ def _awaits_hosts(facts: JobEvidence, found: Finding) -> bool:
     Not where the GPU of the last one has more work than those of the others, nor of what repeats at equal
     distances.
     """
-    stalls = facts.nccl.stalling is not None and facts.nccl.stalling.gain_ratio == found.gain_ratio
-    return facts.awaits_hosts and not stalls and facts.computing_more.isdisjoint(found.concerned_ranks)
+    awaited = facts.awaits_hosts and not _stalls(facts, found)
+    return awaited and facts.computing_more.isdisjoint(found.concerned_ranks)
+
+
+def _stalls(facts: JobEvidence, found: Finding) -> bool:
+    """Whether the finding is of what repeats at equal distances."""
+    return facts.nccl.stalling is not None and facts.nccl.stalling.gain_ratio == found.gain_ratio
 
 
 def _awaits_input(facts: JobEvidence, gain: float, starved: Finding | None) -> bool:
@@ -66,7 +74,7 @@ def _awaits_input(facts: JobEvidence, gain: float, starved: Finding | None) -> b
 
 
 def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
-    """Whether hosts limit the job, and that of the last rank is slower by little.
+    """Whether hosts limit the job, and that of the last rank is slower by little, or by less and briefly.
 
     There what a host takes longer makes a step longer by as much, whichever it is. While GPUs are read, but
     none in these steps yet, hosts may limit it, and without GPUs while hosts never sleep.
@@ -76,6 +84,8 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
         return False
     slow, gain = _named(facts, found), found.gain_ratio or 0.0
     late_s = 0.0 if slow is None else (slow.late_for_steps or 0.0) * facts.step_time.median
+    if gain < _LITTLE and late_s < _BRIEF_S and not _stalls(facts, found):
+        return True
     if gain >= _NOTABLE and late_s >= _LASTS_S:
         return False
     running = facts.activity.of_gpus(facts.activity.kernel_metric)
