@@ -365,17 +365,19 @@ def test_four_longer_steps_in_which_ranks_are_late_in_turn_are_no_sign_of_a_chan
     assert slow_since(steps, waited) is None
 
 
-@pytest.mark.parametrize(
-    ("longer_s", "since", "found"), [(0.18, 4, True), (0.17, 11, False), (0.17, 12, True)]
-)
-def test_by_less_than_15_percent_it_takes_12_steps(longer_s: float, since: int, found: bool) -> None:
+@pytest.mark.parametrize(("longer_s", "since", "found"), [(0.18, 4, True), (0.17, 5, False), (0.17, 6, True)])
+def test_by_less_than_15_percent_it_takes_6_steps(longer_s: float, since: int, found: bool) -> None:
     """Hosts of healthy stages have such stretches."""
     assert (slow_since(*history(since, longer_s, [1.0, 1.0, 0.0, 1.0])) is not None) is found
 
 
-@pytest.mark.parametrize(("its_steps", "found"), [(4, False), (5, True)])
-def test_it_is_the_rank_that_waits_least_in_half_of_the_steps_at_least(its_steps: int, found: bool) -> None:
-    steps, waited = history(9, 0.25, [1.0, 0.6, 0.2, 1.0])
+@pytest.mark.parametrize(
+    ("longer_s", "its_steps", "found"), [(0.25, 4, False), (0.25, 5, True), (0.17, 6, False), (0.17, 7, True)]
+)
+def test_it_is_the_rank_that_waits_least_in_most_of_the_steps(
+    longer_s: float, its_steps: int, found: bool
+) -> None:
+    steps, waited = history(9, longer_s, [1.0, 0.6, 0.2, 1.0])
     # In the others one that waits long otherwise waits least.
     waited[-9 + its_steps :, 1] = 0.1
     waited[-9 : -9 + its_steps, 1] = 0.6

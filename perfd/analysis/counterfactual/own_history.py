@@ -31,9 +31,10 @@ _CHANCE = 1e-3
 that does not wait in them."""
 _MOSTLY = 0.5
 """Of these steps, those in which it is that rank. Chosen."""
-_STRETCH_RATIO, _STRETCH_STEPS = 0.15, 12
-"""Of a step, by which those of healthy hosts become longer, and for how many. Those of interleaved stages
-took 11% longer for 15 steps (4 H200, 2026-11-26), with one rank or another that did not wait."""
+_STRETCH_RATIO, _STRETCH_STEPS, _STRETCH_MOSTLY = 0.15, 6, 0.75
+"""Of a step, by which those of healthy hosts become longer; and in how many, and in which share of them, it
+must be one rank then. Interleaved stages took 11% longer for 15 steps, and a rank did not wait in 4 of 4, 5 of
+6 and 6 of 9 (4 H200, 2026-11-26)."""
 _PAUSES = 1
 """Steps before that may be as long, such as a checkpoint."""
 _NOT_IT, _IT = 0.5, 0.25
@@ -95,8 +96,11 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     place = int(order[0])
     apart = since_wait_s - usual_wait_s
     its_steps = int((np.argmin(apart, axis=1) == place).sum())
-    least = _MOSTLY * len(apart)
-    if its_steps < (least if longer_s >= _STRETCH_RATIO * now_s else max(least, _STRETCH_STEPS)):
+    if longer_s < _STRETCH_RATIO * now_s:
+        least = max(_STRETCH_STEPS, _STRETCH_MOSTLY * len(apart))
+    else:
+        least = _MOSTLY * len(apart)
+    if its_steps < least:
         return None
     shown = [_beyond_chance(before_s, since_s, apart, place)]
     if own_times and len(since_s) > _FEWEST_SINCE:
