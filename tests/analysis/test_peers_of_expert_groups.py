@@ -41,6 +41,16 @@ def test_the_slow_rank_is_named_and_not_the_one_that_exchanges_tokens_with_it(sl
     assert found.gain_ratio == pytest.approx(0.3, abs=0.02)
 
 
+@pytest.mark.parametrize("second", [0.0, 0.1])
+def test_of_four_groups_it_costs_what_the_next_one_would_be_earlier(second: float) -> None:
+    late = {4: 0.3, 5: 0.3, 0: second, 1: second}
+    tables = [gradients(lags(STEPS, 8, late), buckets=1), exchanges((4, 5), {1: 0.3})]
+    found = judged(*tables, ep=2, dp=8).bottleneck
+
+    assert [culprit.id for culprit in found.culprits] == [5]
+    assert found.gain_ratio == pytest.approx(0.3 - second, abs=0.02)
+
+
 def test_a_rank_whose_experts_get_more_tokens_is_late_beside_its_peer_and_not_blamed() -> None:
     found = judged(dense({1: 0.3, 3: 0.3}), **LAYOUT).bottleneck
 

@@ -42,7 +42,7 @@ def peers_in_expert_groups(stack: CommunicatorBatch, rows: Ints, roles: Ints) ->
     """Balanced communicators, the `rows` of a stack, as communicators of peers: one for each role of each.
 
     `roles` are those of all members of the stack. A rank of the last expert group is waited for by its peers,
-    but for no longer than the operation would begin earlier if all ranks of that group came as theirs do.
+    but for no longer than the operation would begin earlier without that group.
     """
     order = np.lexsort((stack.ranks[rows], roles[rows]))
     first = roles[rows[0], order[0]]
@@ -94,14 +94,12 @@ def peers_in_expert_groups(stack: CommunicatorBatch, rows: Ints, roles: Ints) ->
 def _of_roles(parts: WaitSplit) -> WaitSplit:
     """Of waits that are (c, n, roles, expert groups); the result has an entry for each role."""
     came_s = -np.nan_to_num(parts.wait_s)
-    last = came_s.max(axis=2).argmax(axis=2)
+    by_group = came_s.max(axis=2)
+    last = by_group.argmax(axis=2)
     of_last = last[:, :, None, None]
     own_s = np.take_along_axis(came_s, of_last, axis=3)[..., 0]
-    others_s = came_s.copy()
-    np.put_along_axis(others_s, of_last, np.nan, axis=3)
-    as_peers_s = np.minimum(own_s, np.nanmedian(others_s, axis=3))
-    latest_s = np.maximum(as_peers_s.max(axis=2), np.nanmax(others_s, axis=(2, 3)))
-    saved_s = own_s.max(axis=2) - latest_s
+    # Without that group the operation would begin with the latest rank of the next one.
+    saved_s = by_group.max(axis=2) - np.partition(by_group, -2, axis=2)[..., -2]
     waits_s = np.clip(own_s[..., None] - came_s, 0.0, saved_s[..., None, None])
     matched = (parts.last_arriver >= 0)[..., None]
     late = waits_s.max(axis=3) > 0
