@@ -469,6 +469,18 @@ def test_a_lost_second_where_an_agent_begins_to_leave_out_operations_stops_nothi
     assert rows[-1].step_time_s == pytest.approx(0.01444, rel=0.03)
 
 
+@pytest.mark.parametrize("sparse", [{6}, {6, 7}, {6, 12}])
+def test_a_moment_in_which_an_agent_leaves_out_every_second_operation_costs_no_step(sparse: set[int]) -> None:
+    timeline = trained(lambda line, _: line.step([DDP]), 160)
+    steps, ends = OperationSteps(), {}
+    for second, times in enumerate(timeline.records()):
+        for row in steps.put(sampled(times, 2) if second in sparse else times).rows:
+            ends[second] = row.step
+
+    assert set(range(5, max(ends) + 1)) <= set(ends)
+    assert max(ends.values()) == pytest.approx(160, abs=2)
+
+
 @pytest.mark.parametrize("buckets", [6, 8])
 def test_every_fourth_of_few_operations_shows_no_steps_instead_of_wrong_ones(buckets: int) -> None:
     step = [Op("AllReduce", 72 * MB, 400 if at else 9_000, 330) for at in range(buckets)]

@@ -47,6 +47,9 @@ of fewer operations are cheap, and the first steps depend on them."""
 _STRIDED_REPORTS, _FINER_REPORTS = 3, 10
 """After so many reports in a row that leave out as many operations, up to so many that leave out fewer are
 thinned: an agent near its limit leaves out some in one second and none in the next. Chosen."""
+_MOST_SPARSE = 2
+"""Reports in a row that leave out operations where those before left out none: so few are a moment in which
+the agent was at its limit, and what repeats shows what they lack. Chosen."""
 _FEWEST_COMPARED = 8
 """Operations of another stream, while both run, before repeats are counted for each of them. Chosen."""
 RECEIVE = "Recv"
@@ -108,6 +111,8 @@ class OperationStream:
     """Reports in a row that were read with this stride."""
     _finer: int = 0
     """Of them, the newest in a row that left out fewer."""
+    _sparse: int = 0
+    """Of the newest reports in a row, those that left out operations evenly."""
     _group: int | None = None
     """How many of one size are a repeat, once that is known."""
     _pattern: PausePattern | None = None
@@ -146,7 +151,8 @@ class OperationStream:
             self.before = self.ended
         stride = stride_of(times)
         columns, sequences = in_order(columns_of(times), np.array(times.sequences))
-        whole = self._with_lost(columns, sequences) if stride in (None, 1) else None
+        self._sparse = 0 if stride in (None, 1) else self._sparse + 1
+        whole = self._with_lost(columns, sequences) if self._sparse <= _MOST_SPARSE else None
         if whole is not None:
             stride, columns = 1, whole
             sequences = np.arange(self.newest_sequence, sequences[-1]) + 1
