@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -228,4 +229,6 @@ def _measured(value: float | None) -> float | None:
 
 
 def _count(value: float | None) -> int | None:
-    return int(value) if value is not None and value >= 0 and value == int(value) else None
+    if value is None or not math.isfinite(value) or value < 0 or value != int(value):
+        return None
+    return int(value)

@@ -31,7 +31,7 @@ _OLDEST_S = 60.0
 
 _BLANK = np.array(
     (0, 0.0, np.full((_READINGS, len(HOST_COLUMNS)), np.nan)),
-    [("count", "i8"), ("read_s", "f8"), ("values", "f8", (_READINGS, len(HOST_COLUMNS)))],
+    [("count", "i8"), ("came_s", "f8"), ("values", "f8", (_READINGS, len(HOST_COLUMNS)))],
 )
 
 
@@ -49,12 +49,12 @@ class HostWaitReadings(RankRows):
         record, reading = self.records[row], [values.get(column, np.nan) for column in HOST_COLUMNS]
         record["values"][record["count"] % _READINGS] = np.where(np.isfinite(reading), reading, np.nan)
         record["count"] += 1
-        record["read_s"] = read_s
+        record["came_s"] = read_s
 
     def table(self, now_s: float) -> HostWaitTable | None:
         """What is usual lately, of ranks that were read twice; None without any."""
         ranks, rows = self.by_rank()
-        counts, read_s = self.records["count"][rows], self.records["read_s"][rows]
+        counts, read_s = self.records["count"][rows], self.records["came_s"][rows]
         kept = (counts >= _FEWEST) & (now_s - read_s <= _OLDEST_S)
         if not kept.any():
             return None

@@ -28,7 +28,7 @@ _TIME_S, _BUSY_S, _LOADER_S, _IO_BYTES = range(4)
 
 _BLANK = np.array(
     (0, 0.0, np.nan, np.full((_READINGS, 4), np.nan)),
-    [("count", "i8"), ("read_s", "f8"), ("workers", "f8"), ("values", "f8", (_READINGS, 4))],
+    [("count", "i8"), ("came_s", "f8"), ("workers", "f8"), ("values", "f8", (_READINGS, 4))],
 )
 """The values are time, and the counters."""
 
@@ -59,7 +59,7 @@ class LaunchReadings(RankRows):
                 count = 0
         values[count % _READINGS] = time_unix_s, *counters
         record["count"] = count + 1
-        record["read_s"] = read_s
+        record["came_s"] = read_s
         if not np.isnan(workers):
             # They end before the job does; a rank that had some did not read its data itself.
             record["workers"] = workers
@@ -67,7 +67,7 @@ class LaunchReadings(RankRows):
     def table(self, now_s: float) -> LaunchTable | None:
         """Rates over the newest readings, unknown after the first; None without any rank."""
         ranks, rows = self.by_rank()
-        kept = (self.records["count"][rows] > 0) & (now_s - self.records["read_s"][rows] <= _OLDEST_S)
+        kept = (self.records["count"][rows] > 0) & (now_s - self.records["came_s"][rows] <= _OLDEST_S)
         ranks, rows = ranks[kept], rows[kept]
         if not len(rows):
             return None
@@ -84,5 +84,5 @@ class LaunchReadings(RankRows):
             loader_busy_ratio=np.clip(rates[..., _LOADER_S] / workers, 0.0, 1.0),
             loader_workers=workers,
             io_bytes_per_s=np.asarray(rates[..., _IO_BYTES]),
-            age_s=np.maximum(0.0, now_s - self.records["read_s"][rows]),
+            age_s=np.maximum(0.0, now_s - self.records["came_s"][rows]),
         )

@@ -23,7 +23,7 @@ _BLANK = np.zeros(
     [
         ("count", "i8"),
         ("time_s", "f8", (_WINDOWS,)),
-        ("busy_s", "f8", (_WINDOWS,)),
+        ("kernels_s", "f8", (_WINDOWS,)),
         ("lost", "f8", (_WINDOWS,)),
         ("newest", "f8", (6,)),
     ],
@@ -68,7 +68,11 @@ class NcclTimeCounters(RankRows):
             elif operations == last_operations:
                 since_s = last_since_s
         place = count % _WINDOWS
-        record["time_s"][place], record["busy_s"][place], record["lost"][place] = time_unix_s, busy_s, lost
+        record["time_s"][place], record["kernels_s"][place], record["lost"][place] = (
+            time_unix_s,
+            busy_s,
+            lost,
+        )
         record["newest"] = time_unix_s, busy_s, lost, operations, since_s, read_s
         record["count"] = count + 1
 
@@ -100,7 +104,7 @@ class NcclTimeCounters(RankRows):
         communication may be all at their end.
         """
         usual, lately = np.empty(len(rows)), np.empty(len(rows))
-        counts, times_s, busy_s = (self.records[name] for name in ("count", "time_s", "busy_s"))
+        counts, times_s, busy_s = (self.records[name] for name in ("count", "time_s", "kernels_s"))
         counts = counts[rows]
         phases = np.where(counts > _WINDOWS, _WINDOWS + counts % _WINDOWS, counts)
         for phase in np.unique(phases).tolist():
