@@ -103,6 +103,25 @@ def test_first_ranks_of_tensor_groups_that_idle_read_the_data_for_the_others():
     assert any("first of their tensor groups" in sentence for sentence in first.evidence)
 
 
+@pytest.mark.parametrize(("rank", "named"), [(0, False), (1, True), (2, True), (3, False)])
+def test_the_one_rank_that_all_others_wait_for_is_named_unless_it_may_read_their_data(rank: int, named: bool):
+    idle = [one == rank for one in range(4)]
+    first = summary(replace(job(idle=idle), description=None)).bottleneck
+
+    assert first.kind is (Kind.STRAGGLER if named else Kind.LATE_HOSTS)
+    assert [culprit.id for culprit in first.culprits] == ([rank] if named else [])
+    assert first.gain_ratio == pytest.approx(1 - BEFORE_S / SINCE_S)
+    assert any(sentence.endswith("shows which.") for sentence in first.evidence) is not named
+
+
+@pytest.mark.parametrize(("pp", "named"), [(1, True), (2, False)])
+def test_a_rank_of_the_first_stage_may_read_the_data_for_the_others(pp: int, named: bool):
+    data = replace(
+        job(idle=(False, True, False, False)), description=description(world_size=4, dp=4 // pp, pp=pp)
+    )
+    assert bool(summary(data).bottleneck.culprits) is named
+
+
 def test_hosts_late_on_any_other_ranks_are_not_taken_for_readers_of_data():
     first = summary(job(tp=2, idle=(True, True, False, False))).bottleneck
 

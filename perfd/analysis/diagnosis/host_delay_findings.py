@@ -20,6 +20,8 @@ _SHOWN = 8
 _BUSY_CPUS = 0.9
 """CPUs that the threads of a rank want, per CPU that it may use; from here on they have none to spare.
 Chosen."""
+_FEWEST_WAITING = 2
+"""Ranks that wait for one: of two, either may do something else."""
 _UNKNOWN_WORK = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
 _REMEDIES: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
@@ -98,16 +100,33 @@ def judge_late_hosts(
         else f"{_read(facts)} run a kernel in only {percent(max(0.0, float(running.mean())))} of the added"
         " time (NVML): their hosts are late together."
     )
+    alone = _alone(facts, longer.ranks, idle, waiting)
+    readers = _readers(facts, longer.ranks[idle]) if waiting.any() else []
     return Finding(
-        kind=Kind.LATE_HOSTS,
+        kind=Kind.LATE_HOSTS if alone is None else Kind.STRAGGLER,
         confidence=0.6,
-        evidence=[took, who, *(_readers(facts, longer.ranks[idle]) if waiting.any() else ()), _UNKNOWN_WORK],
-        advice=advice.LATE_HOSTS,
+        culprits=() if alone is None else (Culprit(kind="rank", id=alone),),
+        evidence=[took, who, *readers, *([_UNKNOWN_WORK] if alone is None else [])],
+        advice=advice.LATE_HOSTS if alone is None else advice.slow_host(alone),
         gain_ratio=longer.gain_ratio,
         step_s=longer.since_s,
         longer_for_s=longer.longer_for_s,
         since_step=longer.since_step,
     )
+
+
+def _alone(facts: JobEvidence, ranks: Ints, idle: Bools, waiting: Bools) -> int | None:
+    """The one rank whose GPU idles while those of all others wait; None for one that may read data for them.
+
+    Those are the first and the last stage, of a job of unknown layout the first and the last rank.
+    """
+    if np.count_nonzero(idle) != 1 or np.count_nonzero(waiting) < max(_FEWEST_WAITING, len(ranks) - 1):
+        return None
+    rank, layout = int(ranks[idle][0]), facts.parallel
+    stages = layout.pp or len(ranks)
+    at_either_end = stages > 1 and rank * stages // len(ranks) in {0, stages - 1}
+    reads = at_either_end or rank == facts.only_reader or rank in facts.readers
+    return None if reads else rank
 
 
 def _read(facts: JobEvidence) -> str:
