@@ -194,9 +194,8 @@ class RankTally:
             roles = self._roles[stack.ranks]
             least, most = over_last(np.minimum, roles), over_last(np.maximum, roles)
             peers = (least >= 0) & (least == most)
-            mixed = useful & (first >= 0) & (first == last) & ~peers & balanced(roles)
-            if not self._with_experts:
-                mixed[:] = False
+            of_one_stage = (first >= 0) & (first == last)
+            mixed = useful & of_one_stage & ~peers & self._with_experts & balanced(roles)
             self._inside.append((stack, useful & (first >= 0) & ~peers & ~mixed))
             of_peers = useful & peers
             if (renewed := stack.collectives.renewed) is not None:

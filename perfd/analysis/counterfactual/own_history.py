@@ -30,11 +30,11 @@ _CHANCE = 1e-3
 """By chance alone, besides: that the newest of these steps are the long ones, and that one rank is the one
 that does not wait in them."""
 _MOSTLY = 0.5
-"""Of these steps, those in which it is that rank. Chosen."""
+"""Of these steps, the share in which that rank must wait least. Chosen."""
 _STRETCH_RATIO, _STRETCH_STEPS, _STRETCH_MOSTLY = 0.15, 6, 0.75
-"""Of a step, by which those of healthy hosts become longer; and in how many, and in which share of them, it
-must be one rank then. Interleaved stages took 11% longer for 15 steps, and a rank did not wait in 4 of 4, 5
-of 6 and 6 of 9 (4 H200, 2026-11-26)."""
+"""Steps of healthy hosts become longer by up to this share. Below it one rank must wait least in at least
+so many steps, and in this share of them. Interleaved stages took 11% longer for 15 steps, and one rank waited
+least in 4 of 4, 5 of 6 and 6 of 9 (4 H200, 2026-11-26)."""
 _PAUSES = 1
 """Steps before that may be as long, such as a checkpoint."""
 _NOT_IT, _IT = 0.5, 0.25

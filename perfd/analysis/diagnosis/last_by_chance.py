@@ -23,7 +23,7 @@ _LASTS_S, _NOTABLE = 10.0, 0.1
 """A rank that costs a tenth of a step for longer is not slower by chance; one that costs less may be, as
 hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Chosen."""
 _LITTLE, _BRIEF_S = 0.06, 2.0
-"""Some host costs so little for so long now and then: 5% for 7 steps of a healthy job (4 H200, 2026-11-26).
+"""Healthy hosts are late by this share of a step for this long: 5% for 7 steps, 1 s (4 H200, 2026-11-26).
 Chosen."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
