@@ -1,6 +1,7 @@
 """Faults of known cost in real jobs on 4 or 2 GPUs, switched on and off within a job.
 
-The jobs are those of `phase_jobs.py`, `quiet_jobs.py`, `fresh_jobs.py`, `novel_jobs.py` and `wide_jobs.py`:
+The jobs are those of `phase_jobs.py`, `quiet_jobs.py`, `fresh_jobs.py`, `novel_jobs.py`, `wide_jobs.py` and
+`random_jobs.py`:
 
     python -m benchmarks.gpu.phase_runs --out FOLDER --megatron FOLDER [--only tp2dp2 ...] [--limit-s 540]
     python -m benchmarks.gpu.phase_runs --out FOLDER --dry-run --torchrun PATH [--only ddp]
@@ -45,9 +46,10 @@ from benchmarks.gpu.phase_jobs import MEGATRON_MODEL, TENSOR_PARALLEL, Job
 from benchmarks.gpu.phase_truth import write_truth
 from benchmarks.gpu.phases import save
 from benchmarks.gpu.quiet_jobs import QUIET_JOBS
+from benchmarks.gpu.random_jobs import RANDOM_JOBS
 from benchmarks.gpu.wide_jobs import WIDE_JOBS
 
-JOBS = {**NOISY_JOBS, **QUIET_JOBS, **FRESH_JOBS, **NOVEL_JOBS, **WIDE_JOBS}
+JOBS = {**NOISY_JOBS, **QUIET_JOBS, **FRESH_JOBS, **NOVEL_JOBS, **WIDE_JOBS, **RANDOM_JOBS}
 HERE = Path(__file__).resolve().parent
 _POLL_S = 1.0
 _ENDING_S = 30.0
