@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -54,6 +54,8 @@ class Batch:
     """Records dropped since the agent's start, because a queue or the spool was full."""
     unknown_records: int = 0
     """Set by the receiver: records of unknown kinds, which are not in `records`."""
+    cut: Mapping[str, int] = field(default_factory=dict)
+    """Set by the receiver: by the name of a bound, the records of which it left something out, or all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

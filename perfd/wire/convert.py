@@ -1,9 +1,8 @@
 """Converts records to wire messages and back, field by field.
 
-Values that do not fit the wire, and bytes that are not a message, raise
-`WireError`. Additions of a newer peer are not errors: unknown fields are ignored,
-records of an unknown kind are counted in `Batch.unknown_records`, and a message of
-an unknown kind is `None`.
+Values that do not fit the wire, and bytes that are not a message, raise `WireError`. Additions of newer peers
+pass: unknown fields are ignored, records of an unknown kind are counted in `Batch.unknown_records`, and a
+message of an unknown kind is `None`. What a record may hold is bounded here, before anything keeps it.
 """
 
 # ruff: noqa: ANN401  (the types of fields are only known at run time)
@@ -12,8 +11,11 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from functools import partial
+from itertools import islice
 from operator import attrgetter
 from types import UnionType
 from typing import Any, TypeVar, cast
@@ -23,25 +25,15 @@ from google.protobuf.message import DecodeError, Message
 
 from perfd import model
 from perfd.errors import BatchError, WireError
-from perfd.model import (
-    Ack,
-    AcknowledgeEach,
-    AgentMessage,
-    AggregatorMessage,
-    Batch,
-    CaptureCancel,
-    CaptureRequest,
-    CaptureStatus,
-    Goodbye,
-    Hello,
-    NewFinding,
-    Record,
-    SampleTable,
-    Stored,
-    Welcome,
-)
+from perfd.model import AgentMessage, AggregatorMessage, Batch, Record, SampleTable
 from perfd.protobuf_encoding import BYTES, VARINT, read_tag, read_varint, skip_value
-from perfd.wire.sample_tables import UnknownKindError, decode_table, encode_table, enum_by_name
+from perfd.wire.sample_tables import (
+    TooLongError,
+    UnknownKindError,
+    decode_table,
+    encode_table,
+    enum_by_name,
+)
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)
@@ -52,8 +44,17 @@ _UNCOUNTED_BYTES = 64 * 1024
 """Messages up to this size are decoded as they are: 32,768 empty records fit."""
 _BATCH, _SEQUENCE, _SAMPLES, _RECORD = 2, 1, 3, 4
 """Fields of an `AgentMessage` and a `Batch` (telemetry.proto)."""
+_MAX_TEXT_CHARS = 4_096
+"""Of a text in a record, such as an event's message: what is longer is cut. Chosen."""
+_MAX_ENTRIES, _MAX_ENTRIES_CHARS = 2_048, 262_144
+"""Of a mapping in a record, such as a job's arguments or a line's losses, and of all its texts. Chosen."""
+_MAX_VALUES = 65_536
+"""Of a list or a mapping by rank in a record: one for each rank of the largest job."""
 
-_Convert = Callable[[Any], Any]
+_Encode = Callable[[Any], Any]
+_Cut = Counter[str] | None
+"""Counts what is left out, by the name of the bound; None: there are no bounds."""
+_Decode = Callable[[Any, _Cut], Any]
 
 
 class Struct:
@@ -66,8 +67,8 @@ class Struct:
     def __init__(self, kind: type[Any], message: type[Message]) -> None:
         self.kind = kind
         self._message = message
-        self._encoders: list[tuple[str, _Convert]] = []
-        self._decoders: list[tuple[str, _Convert]] = []
+        self._encoders: list[tuple[str, _Encode]] = []
+        self._decoders: list[tuple[str, _Decode]] = []
         plain: list[str] = []
         descriptors: dict[str, Any] = dict(message.DESCRIPTOR.fields_by_name)
         for name, hint in typing.get_type_hints(kind).items():
@@ -91,15 +92,18 @@ class Struct:
         # Protobuf constructors treat None as "not set", which is also its meaning in a record.
         return self._message(**{name: encode(getattr(record, name)) for name, encode in self._encoders})
 
-    def from_wire(self, message: Any) -> Any:
-        """The record of `message`; raises `UnknownKindError` when an enumeration has a newer value."""
+    def from_wire(self, message: Any, cut: _Cut = None) -> Any:
+        """The record of `message`, within the bounds if what is `cut` is counted.
+
+        Raises `UnknownKindError` for a newer value of an enumeration, `TooLongError` for a long list.
+        """
         fields = dict(zip(self._plain, self._plain_values(message), strict=False))
         for name, decode in self._decoders:
-            fields[name] = decode(message)
+            fields[name] = decode(message, cut)
         return self.kind(**fields)
 
 
-def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_Convert, _Convert | None]:
+def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_Encode, _Decode | None]:
     """How a field is encoded and decoded; None: unchanged."""
     name = field.name
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
@@ -111,53 +115,89 @@ def _field(field: FieldDescriptor, hint: Any, message: type[Message]) -> tuple[_
         return _struct_field(name, inner, message, optional=optional)
     if issubclass(inner, StrEnum):
         return _enum_field(field, inner, optional=optional)
+    decode = _bounded_text(name) if inner is str else None
     if optional:
-        return _same, lambda source: getattr(source, name) if source.HasField(name) else None
-    return _same, None
+        known = decode or (lambda source, _: getattr(source, name))
+        return _same, lambda source, cut: known(source, cut) if source.HasField(name) else None
+    return _same, decode
 
 
-def _struct_field(
-    name: str, kind: Any, message: type[Message], *, optional: bool
-) -> tuple[_Convert, _Convert]:
+def _struct_field(name: str, kind: Any, message: type[Message], *, optional: bool) -> tuple[_Encode, _Decode]:
     struct = Struct(kind, type(getattr(message(), name)))
-    if not optional:
-        return struct.to_wire, lambda source: struct.from_wire(getattr(source, name))
-    return (
-        lambda value: None if value is None else struct.to_wire(value),
-        lambda source: struct.from_wire(getattr(source, name)) if source.HasField(name) else None,
-    )
+
+    def decode(source: Any, cut: _Cut) -> Any:
+        there = not optional or source.HasField(name)
+        return struct.from_wire(getattr(source, name), cut) if there else None
+
+    return lambda value: None if value is None else struct.to_wire(value), decode
 
 
-def _map_field(name: str, hint: Any, message: type[Message]) -> tuple[_Convert, _Convert]:
-    value_kind = typing.get_args(hint)[1]
+def _map_field(name: str, hint: Any, message: type[Message]) -> tuple[_Encode, _Decode]:
+    key_kind, value_kind = typing.get_args(hint)
     if not dataclasses.is_dataclass(value_kind):
-        return dict, lambda source: dict(getattr(source, name))
+        if key_kind is str:
+            return dict, lambda source, cut: bounded_entries(dict(getattr(source, name)), cut)
+        return dict, lambda source, cut: dict(_bounded(getattr(source, name), cut))
     entry = getattr(message(), name).GetEntryClass()
     struct = Struct(cast("type[Any]", value_kind), type(entry().value))
-    return (
-        lambda values: {key: struct.to_wire(value) for key, value in values.items()},
-        lambda source: {key: struct.from_wire(value) for key, value in getattr(source, name).items()},
-    )
+
+    def decode(source: Any, cut: _Cut) -> dict[Any, Any]:
+        found = {key: struct.from_wire(value, cut) for key, value in getattr(source, name).items()}
+        return bounded_entries(found, cut)
+
+    return lambda values: {key: struct.to_wire(value) for key, value in values.items()}, decode
 
 
-def _repeated_field(name: str, kind: Any, message: type[Message]) -> tuple[_Convert, _Convert]:
+def _repeated_field(name: str, kind: Any, message: type[Message]) -> tuple[_Encode, _Decode]:
     if dataclasses.is_dataclass(kind):
         struct = Struct(cast("type[Any]", kind), type(getattr(message(), name).add()))
         return (
             lambda values: [struct.to_wire(value) for value in values],
-            lambda source: tuple([struct.from_wire(value) for value in getattr(source, name)]),
+            lambda source, cut: tuple(
+                [struct.from_wire(value, cut) for value in _bounded(getattr(source, name), cut)]
+            ),
         )
     if issubclass(kind, StrEnum):
         known = {member.value: member for member in kind}
         # A peer may list unknown tools, which are ignored.
         return (
             lambda values: [kind(value).value for value in values],
-            lambda source: tuple([known[value] for value in getattr(source, name) if value in known]),
+            lambda source, _: tuple([known[value] for value in getattr(source, name) if value in known]),
         )
-    return list, lambda source: tuple(getattr(source, name))
+    return list, lambda source, cut: tuple(_bounded(getattr(source, name), cut))
 
 
-def _enum_field(field: FieldDescriptor, kind: type[StrEnum], *, optional: bool) -> tuple[_Convert, _Convert]:
+def _bounded_text(name: str) -> _Decode:
+    def decode(source: Any, cut: _Cut) -> str:
+        text: str = getattr(source, name)
+        if cut is None or len(text) <= _MAX_TEXT_CHARS:
+            return text
+        cut["text_chars"] += 1
+        return text[:_MAX_TEXT_CHARS]
+
+    return decode
+
+
+def _bounded(values: Any, cut: _Cut) -> Any:
+    if cut is not None and len(values) > _MAX_VALUES:
+        raise TooLongError("values_per_record")
+    return values
+
+
+def bounded_entries(entries: dict[str, Any], cut: _Cut) -> dict[str, Any]:
+    """The first entries, as many as a mapping of one record may hold, counted as `entries_per_record`."""
+    if cut is None:
+        return entries
+    chars = 0
+    for kept, (name, value) in enumerate(entries.items()):
+        chars += len(name) + (len(value) if isinstance(value, str) else 0)
+        if kept >= _MAX_ENTRIES or chars > _MAX_ENTRIES_CHARS:
+            cut["entries_per_record"] += 1
+            return dict(islice(entries.items(), kept))
+    return entries
+
+
+def _enum_field(field: FieldDescriptor, kind: type[StrEnum], *, optional: bool) -> tuple[_Encode, _Decode]:
     name = field.name
     to_number: Mapping[StrEnum, Any] = (
         enum_by_name(kind, field.enum_type)
@@ -169,7 +209,7 @@ def _enum_field(field: FieldDescriptor, kind: type[StrEnum], *, optional: bool) 
     def encode(value: Any) -> Any:
         return None if optional and value is None else to_number[kind(value)]
 
-    def decode(source: Any) -> StrEnum | None:
+    def decode(source: Any, _cut: _Cut) -> StrEnum | None:
         member = from_number.get(getattr(source, name))
         if member is None and not optional:
             raise UnknownKindError
@@ -179,51 +219,27 @@ def _enum_field(field: FieldDescriptor, kind: type[StrEnum], *, optional: bool) 
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    if isinstance(hint, UnionType):
-        inner = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-        return inner[0], True
-    return hint, False
+    if not isinstance(hint, UnionType):
+        return hint, False
+    return next(kind for kind in typing.get_args(hint) if kind is not type(None)), True
 
 
 def _same(value: Any) -> Any:
     return value
 
 
-_RECORDS = {
-    "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
-    "gpu_allocations": Struct(model.GpuAllocations, pb.GpuAllocations),
-    "rank_placement": Struct(model.RankPlacement, pb.RankPlacement),
-    "job_description": Struct(model.JobDescription, pb.JobDescription),
-    "job_origin": Struct(model.JobOrigin, pb.JobOrigin),
-    "training_step": Struct(model.TrainingStep, pb.TrainingStep),
-    "step_phases": Struct(model.StepPhases, pb.StepPhases),
-    "memory_report": Struct(model.MemoryReport, pb.MemoryReport),
-    "event": Struct(model.Event, pb.Event),
-    "log_progress": Struct(model.LogProgress, pb.LogProgress),
-    "collector_health": Struct(model.CollectorHealth, pb.CollectorHealth),
-    "collective_times": Struct(model.CollectiveTimes, pb.CollectiveTimes),
-    "collective_progress": Struct(model.CollectiveProgress, pb.CollectiveProgress),
-    "server_info": Struct(model.ServerInfo, pb.ServerInfo),
-    "capture_files_removed": Struct(model.CaptureFilesRemoved, pb.CaptureFilesRemoved),
-    "capture_file_upload": Struct(model.CaptureFileUpload, pb.CaptureFileUpload),
-}
-FROM_AGENT = {
-    "hello": Struct(Hello, pb.Hello),
-    "capture_status": Struct(CaptureStatus, pb.CaptureStatus),
-    "goodbye": Struct(Goodbye, pb.Goodbye),
-    "acknowledge_each": Struct(AcknowledgeEach, pb.AcknowledgeEach),
-}
-_FROM_AGGREGATOR = {
-    "welcome": Struct(Welcome, pb.Welcome),
-    "ack": Struct(Ack, pb.Ack),
-    "capture_request": Struct(CaptureRequest, pb.CaptureRequest),
-    "capture_cancel": Struct(CaptureCancel, pb.CaptureCancel),
-    "new_finding": Struct(NewFinding, pb.NewFinding),
-    "stored": Struct(Stored, pb.Stored),
-}
+def _structs(message: type[Message], oneof: str) -> dict[str, Struct]:
+    """By field, the records that a message holds one of; both kinds have the same names."""
+    fields: Iterable[Any] = message.DESCRIPTOR.oneofs_by_name[oneof].fields
+    kinds = {field.name: field.message_type.name for field in fields if field.name != "batch"}
+    return {field: Struct(getattr(model, name), getattr(pb, name)) for field, name in kinds.items()}
+
+
+_RECORDS = _structs(pb.Record, "kind")
+_ENVELOPES = {kind: _structs(kind, "message") for kind in (pb.AgentMessage, pb.AggregatorMessage)}
+HELLO = _ENVELOPES[pb.AgentMessage]["hello"]
 _RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
-_AGENT_FIELD = {struct.kind: field for field, struct in FROM_AGENT.items()}
-_AGGREGATOR_FIELD = {struct.kind: field for field, struct in _FROM_AGGREGATOR.items()}
+_PLACE = {one.kind: (kind, field) for kind, structs in _ENVELOPES.items() for field, one in structs.items()}
 _DecodeTable = Callable[[bytes], SampleTable]
 
 
@@ -233,11 +249,8 @@ def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.A
     try:
         if isinstance(message, Batch):
             return pb.AgentMessage(batch=batch_to_wire(message))
-        if kind in _AGENT_FIELD:
-            field = _AGENT_FIELD[kind]
-            return pb.AgentMessage(**cast("Any", {field: FROM_AGENT[field].to_wire(message)}))
-        field = _AGGREGATOR_FIELD[kind]
-        return pb.AggregatorMessage(**cast("Any", {field: _FROM_AGGREGATOR[field].to_wire(message)}))
+        envelope, field = _PLACE[kind]
+        return envelope(**cast("Any", {field: _ENVELOPES[envelope][field].to_wire(message)}))
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise WireError(f"A {kind.__name__} cannot be sent: {error}.") from error
 
@@ -255,7 +268,7 @@ def from_wire(
             return batch_from_wire(batch, tables)
         except WireError as error:
             raise BatchError(str(error), sequence=batch.sequence) from error
-    struct = (FROM_AGENT if isinstance(envelope, pb.AgentMessage) else _FROM_AGGREGATOR)[field]
+    struct = _ENVELOPES[type(envelope)][field]
     try:
         return cast("AgentMessage | AggregatorMessage", struct.from_wire(getattr(envelope, field)))
     except UnknownKindError:
@@ -263,7 +276,7 @@ def from_wire(
 
 
 def encode_message(message: AgentMessage | AggregatorMessage) -> bytes:
-    """The bytes of `message` in its envelope, as sent in the stream."""
+    """The bytes of `message` in its envelope."""
     return to_wire(message).SerializeToString()
 
 
@@ -345,19 +358,23 @@ def batch_to_wire(batch: Batch) -> pb.Batch:
 def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
     """The batch in a message, its tables decoded by `tables`; raises `WireError`."""
     records: list[Record] = []
-    unknown = 0
-    for decode, wire_records in ((tables, message.samples), (_record_from_wire, message.records)):
+    unknown, cut = 0, Counter[str]()
+    bounded = partial(_record_from_wire, cut=cut)
+    for decode, wire_records in ((tables, message.samples), (bounded, message.records)):
         for wire_record in cast("Iterable[Any]", wire_records):
             try:
                 records.append(decode(wire_record))
             except UnknownKindError:
                 unknown += 1
+            except TooLongError as error:
+                cut[error.bound] += 1
     return Batch(
         sequence=message.sequence,
         sent_unix_ns=message.sent_unix_ns,
         records=records,
         dropped_records=message.dropped_records,
         unknown_records=unknown,
+        cut=cut,
     )
 
 
@@ -368,11 +385,11 @@ def _record_to_wire(record: Record) -> pb.Record:
     return pb.Record(**cast("Any", {field: _RECORDS[field].to_wire(record)}))
 
 
-def _record_from_wire(message: pb.Record) -> Record:
+def _record_from_wire(message: pb.Record, cut: Counter[str]) -> Record:
     field = message.WhichOneof("kind")
     if field is None:
         raise UnknownKindError
-    return cast("Record", _RECORDS[field].from_wire(getattr(message, field)))
+    return cast("Record", _RECORDS[field].from_wire(getattr(message, field), cut))
 
 
 def parse(kind: type[_M], data: bytes) -> _M:

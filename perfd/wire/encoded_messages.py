@@ -14,7 +14,7 @@ from google.protobuf.proto import parse_length_prefixed, serialize_length_prefix
 from perfd.errors import WireError
 from perfd.model import AgentMessage, Batch, Hello
 from perfd.wire.convert import (
-    FROM_AGENT,
+    HELLO,
     batch_from_wire,
     batch_to_wire,
     check_record_count,
@@ -63,7 +63,7 @@ def sequence_of(agent_message: bytes) -> int | None:
 def encode_sender(sender: Hello, session: str, namespace: str = "", *, again: bool = False) -> bytes:
     """What makes an encoded message a published one, when it follows that; raises `WireError`."""
     try:
-        hello = FROM_AGENT["hello"].to_wire(sender)
+        hello = HELLO.to_wire(sender)
         envelope = pb.AgentMessage(
             session=session, namespace=namespace, again=again, **cast("Any", {"sender": hello})
         )
@@ -114,7 +114,7 @@ def with_sequence(agent_message: bytes, sequence: int) -> bytes:
 def _sender(envelope: pb.AgentMessage) -> Published:
     if not envelope.HasField("sender"):
         raise WireError("A published message must say who sends it.")
-    sender = cast("Hello", FROM_AGENT["hello"].from_wire(envelope.sender))
+    sender = cast("Hello", HELLO.from_wire(envelope.sender))
     return Published(
         sender=sender,
         session=envelope.session,

@@ -23,14 +23,24 @@ class UnknownKindError(Exception):
     """A newer peer used an unknown kind; the record is skipped."""
 
 
+class TooLongError(Exception):
+    """A record holds more than is kept of one; it is left out, and counted by the bound."""
+
+    def __init__(self, bound: str) -> None:
+        super().__init__(bound)
+        self.bound = bound
+
+
 def enum_by_name(kind: type[StrEnum], descriptor: EnumDescriptor) -> dict[StrEnum, int]:
     """Numbers on the wire by member: `CaptureTool.PY_SPY` is `CAPTURE_TOOL_PY_SPY` there."""
     prefix = descriptor.values[0].name.removesuffix("UNSPECIFIED")
     return {member: descriptor.values_by_name[prefix + member.name].number for member in kind}
 
 
-_MAX_COLUMNS = 4_096
+_MAX_COLUMNS = 1_024
 """Per table; collectors have about a hundred."""
+_MAX_ROWS = 65_536
+"""Per table; collectors have one for each GPU, interface, disk or rank of a node."""
 _NUMBER_BYTES = 8
 """Size of a value and of a time: 64 bits each."""
 _TIMES, _COLUMNS, _VALUES = 2, 5, 2
@@ -66,7 +76,7 @@ def encode_table(table: SampleTable) -> bytes:
 
 
 def decode_table(data: bytes) -> SampleTable:
-    """The table in `data`; raises `WireError`, and `UnknownKindError` for a scope from a newer agent."""
+    """The table in `data`; raises `WireError`, `TooLongError`, and `UnknownKindError` for a newer scope."""
     try:
         message = pb.SampleTable.FromString(data)
     except DecodeError as error:
@@ -74,8 +84,8 @@ def decode_table(data: bytes) -> SampleTable:
     scope = _SCOPE_OF_NUMBER.get(message.scope)
     if scope is None:
         raise UnknownKindError
-    if len(message.columns) > _MAX_COLUMNS:
-        raise WireError(f"A {scope} table has {len(message.columns)} columns; {_MAX_COLUMNS} is the limit.")
+    if len(message.columns) > _MAX_COLUMNS or len(message.times_unix_ns) > _MAX_ROWS * _NUMBER_BYTES:
+        raise TooLongError("table_size")
     positions, names = message.entity_of_row[:], tuple(message.entities)
     rows, rest = divmod(len(message.times_unix_ns), _NUMBER_BYTES)
     if rest:

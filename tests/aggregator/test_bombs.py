@@ -10,11 +10,13 @@ from perfd.config import HistoryConfig
 from perfd.model import (
     Batch,
     CollectiveProgress,
+    CollectiveTimes,
     Event,
     EventKind,
     JobDescription,
     SampleTable,
     Scope,
+    TimingSource,
     TrainingStep,
 )
 from perfd.wire.convert import MAX_RECORDS, encode_message
@@ -100,7 +102,8 @@ def test_a_table_of_too_many_columns_is_left_out(running, agent):
     poison.batch.samples.append(table.SerializeToString())
     agent.say(poison.SerializeToString())
     assert agent.wait_stored(1) == 1
-    assert running.state.counters.malformed_messages == 1
+    assert rejected(running, "table_size") == 1
+    assert running.state.counters.malformed_messages == 0
 
 
 def test_a_table_of_too_many_rows_is_refused(running, agent):
@@ -135,6 +138,27 @@ def test_a_message_of_megabytes_is_cut_before_it_is_kept(running, agent):
     (event,) = running.state.fleet.jobs["llm"].events
     assert len(event.message) == 4096
     assert rejected(running, "text_chars") == 1
+
+
+def test_a_record_whose_list_is_too_long_is_left_out_and_the_others_are_taken(running, agent):
+    times = CollectiveTimes(
+        job="llm",
+        rank=0,
+        communicator="1",
+        operation="AllReduce",
+        timing=TimingSource.GPU,
+        start_unix_ns=0,
+        end_unix_ns=1,
+        count=1,
+        total_s=1.0,
+        min_s=1.0,
+        max_s=1.0,
+        sequences=range(70_000),
+    )
+    agent.send(times, step(1))
+    assert rejected(running, "values_per_record") == 1
+    assert running.state.fleet.jobs["llm"].steps.last_step == 1
+    assert not running.state.fleet.jobs["llm"].communication.collectives.stacks()
 
 
 def test_members_of_communicators_are_kept_once_and_bounded(clock):

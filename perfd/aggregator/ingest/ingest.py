@@ -160,6 +160,8 @@ class Ingest:
             agent.batches += 1
             agent.dropped_records = max(agent.dropped_records, batch.dropped_records)
             agent.unknown_records += batch.unknown_records
+            for bound, count in batch.cut.items():
+                state.counters.rejected[bound] += count
             agent.saw_clock(batch.sent_unix_ns, unix_ns)
             source = RecordSource(
                 agent_id=agent.agent_id,

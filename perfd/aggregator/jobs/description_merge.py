@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from perfd.model import JobDescription, ModelSource, ParallelLayout
+from perfd.wire.convert import bounded_entries
 
 _MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
 _MOST_VERSIONS = 4
@@ -22,8 +24,11 @@ def is_same_start(old: JobDescription, new: JobDescription) -> bool:
     return all(before is None or after is None or before == after for before, after in pairs)
 
 
-def merged_description(old: JobDescription, new: JobDescription) -> JobDescription:
-    """The old description with everything that the new one knows; a model is that of the better source."""
+def merged_description(old: JobDescription, new: JobDescription, cut: Counter[str]) -> JobDescription:
+    """The old description with everything that the new one knows; a model is that of the better source.
+
+    It holds no more than one record may; what is `cut` for that is counted.
+    """
     changes = {
         field.name: value
         for field in dataclasses.fields(JobDescription)
@@ -33,8 +38,8 @@ def merged_description(old: JobDescription, new: JobDescription) -> JobDescripti
     changes["model_source"] = (old if keeps_model else new).model_source
     changes["model"] = (old if keeps_model else new).model
     changes["parallel"] = _merged_layout(old.parallel, new.parallel)
-    changes["arguments"] = {**old.arguments, **new.arguments}
-    changes["software"] = {**old.software, **new.software}
+    changes["arguments"] = bounded_entries({**old.arguments, **new.arguments}, cut)
+    changes["software"] = bounded_entries({**old.software, **new.software}, cut)
     return dataclasses.replace(old, **changes)
 
 

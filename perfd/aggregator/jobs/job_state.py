@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import cast
 
 from perfd.aggregator.jobs.description_merge import SoftwareOfNodes, is_same_start, merged_description
 from perfd.aggregator.jobs.job_attempts import JobAttempts
@@ -16,7 +15,6 @@ from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.aggregator.jobs.step_sources import StepSources, shows_pace
 from perfd.aggregator.jobs.step_tables import PhaseRows, StepRows
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.limits.bounded_records import bounded
 from perfd.aggregator.limits.plausible_values import plausible_description
 from perfd.aggregator.operations import FoundSteps, JobCommunication
 from perfd.analysis.data.job_data import Captured, OperationPace, StepTable
@@ -145,10 +143,7 @@ class JobState:
             self.description = description
             return None
         if same:
-            merged = merged_description(self.description, description)
-            self.description = cast(
-                "JobDescription | None", bounded(merged, self._limits, self._counters.rejected)
-            )
+            self.description = merged_description(self.description, description, self._counters.rejected)
             return None
         self.description = description
         self._software = SoftwareOfNodes()

@@ -52,16 +52,6 @@ class Limits:
     """All series of a round. Jobs and nodes that came last are left out beyond it."""
     name_chars: int = 256
     """Of what becomes the value of a label: names of nodes, jobs, entities, and all else."""
-    text_chars: int = 4_096
-    """Of a text in a record, such as an event's message: what is longer is cut."""
-    entries_per_record: int = 2_048
-    """Of a mapping in a record, such as a job's arguments or a line's losses."""
-    entries_chars: int = 262_144
-    """The same: texts of all entries together."""
-    values_per_record: int = 65_536
-    """Of a list in a record, such as a communicator's members."""
-    columns_per_table: int = 1_024
-    rows_per_table: int = 65_536
     members_per_job: int = 1_048_576
     """Members of all communicators of a job, each list of them once."""
     large_message_bytes: int = 16_384

@@ -12,7 +12,6 @@ from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.jobs import JobRegistry, JobState, RecordSource, as_member
 from perfd.aggregator.jobs.rank_samples import put_rank_samples
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.limits.bounded_records import bounded
 from perfd.aggregator.state.durable_records import Durable, durable_record
 from perfd.aggregator.state.job_members import JobMembers
 from perfd.aggregator.state.node_state import NodeState
@@ -98,8 +97,8 @@ class Fleet:
             try:
                 if isinstance(record, SampleTable):
                     self._take_table(record, node, source)
-                elif (admitted := self._admitted(record, source.node)) is not None:
-                    durable += self._apply(admitted, node, source)
+                else:
+                    durable += self._apply(self._as_meant(record, source.node), node, source)
             except RefusedError as refusal:
                 self._refuse(str(refusal), record, source)
             except Exception as error:  # noqa: BLE001  (whatever it is, the stream goes on)
@@ -109,9 +108,10 @@ class Fleet:
     def again(self, records: Iterable[Record], source: RecordSource) -> list[Durable]:
         """What history has to keep of a batch that was applied before, and that it had no room for then."""
         durable: list[Durable] = []
-        for whole in records:
-            if isinstance(whole, SampleTable) or (record := self._admitted(whole, source.node)) is None:
+        for reported in records:
+            if isinstance(reported, SampleTable):
                 continue
+            record = self._as_meant(reported, source.node)
             name = record.job if isinstance(record, (*_KEPT, RankPlacement, Event)) else None
             if isinstance(record, Event):
                 name = name or self.jobs.only_on(source.node)
@@ -188,25 +188,20 @@ class Fleet:
         about = getattr(record, "job", None) or ""
         self._audit.refused(Refusal.JOB_OWNER, sentence, actor=source.node, about=about)
 
-    def _admitted(self, record: Record, node: str) -> Record | None:
-        """The record within the limits, with the job that the node means by its name; None if too long."""
-        admitted = bounded(record, self.limits, self.counters.rejected)
-        name = getattr(admitted, "job", None)
+    def _as_meant(self, record: Record, node: str) -> Record:
+        """The record with the job that the node means by its name."""
+        name = getattr(record, "job", None)
         # An origin keeps its name: that is how jobs of one name are distinguished.
-        if admitted is None or name is None or isinstance(admitted, JobOrigin):
-            return admitted
+        if name is None or isinstance(record, JobOrigin):
+            return record
         key = self.jobs.names.key(name, node)
-        changed: Any = admitted
-        renamed: Record = admitted if key == name else replace(changed, job=key)
+        changed: Any = record
+        renamed: Record = record if key == name else replace(changed, job=key)
         return renamed
 
     def _take_table(self, table: SampleTable, node: NodeState, source: RecordSource) -> None:
-        limits = self.limits
-        if len(table.columns) > limits.columns_per_table or len(table.entities) > limits.rows_per_table:
-            self.counters.rejected["table_size"] += 1
-            return
         if source.sent_unix_s:
-            latest_unix_ns = round((source.sent_unix_s + limits.sample_ahead_s) * 1e9)
+            latest_unix_ns = round((source.sent_unix_s + self.limits.sample_ahead_s) * 1e9)
             if max(table.times_unix_ns, default=0) > latest_unix_ns:
                 whole, table = table, _until(table, latest_unix_ns)
                 self.counters.rejected["sample_ahead_s"] += len(whole.entities) - len(table.entities)
