@@ -57,6 +57,18 @@ def test_one_rank_that_stalls_every_fifth_step_is_named_with_period_and_cost() -
     assert stall.usual_s == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.parametrize("odd", [[3], [3, 57], [11, 23, 47]])
+def test_steps_that_are_longer_by_little_hide_no_period_of_stalls_that_cost_far_more(odd: list[int]) -> None:
+    times_s = steps_with_stalls(60, 10, 3.0)
+    for step in odd:
+        times_s[step] += 0.08
+    stall = found(times_s)
+
+    assert stall is not None
+    assert (stall.period_steps, stall.stalls) == (10, 6)
+    assert stall.cost_ratio == pytest.approx(18 / 48, abs=0.02)
+
+
 def test_who_others_waited_for_in_an_earlier_fault_is_not_who_stalls_now() -> None:
     """All ranks stall every five steps, after rank 2 was late in ten of 40 steps."""
     per_s = 60 / sum(steps_with_stalls(60, 5, 0.6))

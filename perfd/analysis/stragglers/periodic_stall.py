@@ -25,6 +25,8 @@ _OVER_PERIODS = 2.0
 """Without a stall for longer, it is over."""
 _SAME_TIME_RATIO = 0.1
 """By how much intervals in seconds may differ from their median."""
+_AS_COSTLY = 0.25
+"""Of a stall, what another one costs at least that may be of the same cause. Chosen."""
 _LARGE = 0.5
 """Of a stall: operations in which others wait for so long show who stalls."""
 _SURE = 0.8
@@ -61,8 +63,9 @@ def periodic_stall(
     then the period is known to so many.
     """
     found = (
-        _regular(steps, rows[-newest:], collectives, parallel, exact=newest < max(_NEWEST))
+        _regular(steps, rows[-newest:], collectives, parallel, exact=newest < max(_NEWEST), costly=costly)
         for newest in _NEWEST
+        for costly in (True, False)
         if newest == max(_NEWEST) or newest < len(rows)
     )
     return next((one for one in found if one is not None), None)
@@ -75,12 +78,18 @@ def _regular(
     parallel: ParallelLayout,
     *,
     exact: bool,
+    costly: bool,
 ) -> PeriodicStall | None:
-    """Of all these rows; with `exact`, as so few are alike by chance sooner, every interval is the period."""
+    """Of all these rows; with `exact`, as so few are alike by chance sooner, every interval is the period.
+
+    With `costly` only of those stalls that cost most.
+    """
     times, numbers, covered = steps.step_time_s[rows], steps.step[rows], steps.steps_covered[rows]
     if not len(rows) or (covered != covered[-1]).any():
         return None
     stalled = _stalled(times)
+    if costly:
+        stalled &= _costly(times, stalled)
     if stalled.sum() < THRESHOLDS.periodic_stall_count:
         return None
     usual_s = float(np.median(times[~stalled]))
@@ -117,6 +126,19 @@ def _stalled(times: Floats) -> Bools:
     least_s = max(THRESHOLDS.step_regression_ratio * usual_s, _SIGMAS * sigma_s)
     found = times > usual_s + least_s
     return found if 3 * found.sum() <= len(times) else np.zeros(len(times), dtype=np.bool_)
+
+
+def _costly(times: Floats, stalled: Bools) -> Bools:
+    """Steps not far shorter than the stalls that make up half of what all of them cost.
+
+    A step that stands out by little is none of the stalls that cost ten times as much.
+    """
+    if not stalled.any():
+        return stalled
+    excess_s = times - np.median(times[~stalled])
+    longest_first = np.sort(excess_s[stalled])[::-1]
+    of_half = longest_first[np.searchsorted(longest_first.cumsum(), longest_first.sum() / 2)]
+    return np.asarray(excess_s >= _AS_COSTLY * of_half)
 
 
 def _regular_in_time(apart_s: Floats) -> bool:
