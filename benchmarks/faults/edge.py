@@ -41,6 +41,8 @@ from perfd.model import (
 JOB = "simulated"
 GPUS_PER_NODE = 8
 START_UNIX_S = 1_700_000_000.0
+_IO_BYTES = 1e8
+"""That a rank has read, when it started."""
 _LOST_RATIO = 0.002
 _FLOAT_32 = 7
 _MAX_OPERATIONS_PER_S = 2000
@@ -281,5 +283,7 @@ class _Process:
                 "nccl_operations": [float(begun)],
                 "nccl_lost_operations": [float(self.lost)],
                 "nccl_untimed_operations": [0.0],
+                # As of each process; threads that launch its work are not known.
+                "io_bytes": [_IO_BYTES],
             },
         )

@@ -10,7 +10,7 @@ from analysis.jobs import description, gpu_table, infos, job_data, phase_table, 
 from analysis.test_nccl import DP4, summary, table
 
 from perfd.analysis.collectives.slow_links import Reference
-from perfd.analysis.data.job_data import CollectiveTable, GpuKey, GpuTable, NcclTime
+from perfd.analysis.data.job_data import CollectiveTable, GpuKey, GpuTable, LaunchTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.hang_detection import hang, longest_pause_s
@@ -360,8 +360,20 @@ def progress(rank: int, enqueued: int, completed: int = 4, members=(0, 1, 2, 3))
     )
 
 
+def sleeping(ranks: int = 8) -> LaunchTable:
+    """Hosts that do nothing."""
+    return LaunchTable(
+        rank=np.arange(ranks),
+        span_s=np.broadcast_to(np.array([2.0, 4.0, 10.0, 60.0])[:, None], (4, ranks)),
+        asleep_ratio=np.ones((4, ranks)),
+        loader_busy_ratio=np.full((4, ranks), np.nan),
+        loader_workers=np.full(ranks, np.nan),
+        age_s=np.zeros(ranks),
+    )
+
+
 def silent(seconds: float = 30.0, steps=STEPS, **fields):
-    return job_data(steps, description=DP4, log_silent_s=seconds, **fields)
+    return job_data(steps, description=DP4, log_silent_s=seconds, launches=sleeping(), **fields)
 
 
 def test_a_flight_recorder_names_the_rank_that_did_not_enter_the_collective():

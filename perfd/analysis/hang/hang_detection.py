@@ -93,15 +93,33 @@ def hang(job: JobData) -> Hang | None:
         return None
     if job.ended_unix_s is None and silent_s < THRESHOLDS.hang_checkpoint_s and _works(job, named, silent_s):
         return None
+    unread = (
+        () if job.ended_unix_s is not None or silent_s >= THRESHOLDS.hang_certain_s else _unread(job, named)
+    )
     return Hang(
         silent_s=silent_s,
-        culprits=named,
+        culprits=() if unread else named,
         evidence=[
             f"{_said(job, silent_s)}, longer than this job's earlier pauses.",
             *(clue.sentence for clue in clues),
+            *_not_named(unread),
         ],
         sources=len(clues),
     )
+
+
+def _unread(job: JobData, named: Sequence[int]) -> Sequence[int]:
+    """Of the ranks that did not come, those whose hosts no agent reads: they may compute, read or write."""
+    read = () if job.launches is None else job.launches.rank.tolist()
+    return [rank for rank in named if rank not in read]
+
+
+def _not_named(unread: Sequence[int]) -> list[str]:
+    if not unread:
+        return []
+    who = "its host is" if len(unread) == 1 else "their hosts are"
+    missing = f"What {rank_names(unread)} does meanwhile is unknown, because {who} not read (kernel)"
+    return [f"{missing}: not named in the first minute, since it may validate or save alone."]
 
 
 def _no_host_is_read(job: JobData) -> bool:
