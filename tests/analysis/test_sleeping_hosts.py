@@ -281,6 +281,20 @@ def test_otherwise_they_wait_for_that_rank(table: LaunchTable, seen: dict[str, o
     assert loading(job(table, idle=LAST, **seen)) is None
 
 
+@pytest.mark.parametrize("seen", [{"idle": LAST}, {"idle": LAST, "more_work_s": [0, 0.06, 0.06, 0.06]}])
+def test_hosts_that_are_awake_for_far_less_of_a_step_wait_for_data_whatever_gpus_seem_to_do(
+    seen: dict[str, object],
+) -> None:
+    # Clocks of GPUs and steps may be apart, so that GPUs seem to compute in a third of the added time.
+    slept_before = 0.12
+    found = loading(job(launches([[0.72], [0.72], [0.42], [0.22]]), **seen))
+    assert found is not None
+    assert found.culprits == ()
+    # Who waits for longer is awake for as long: 0.88 of 400 ms are 0.59 of 600 ms.
+    as_long = 1 - (1 - slept_before) * (1 - GAIN)
+    assert loading(job(launches([[as_long], [as_long], [0.26], [0.17]]), **seen)) is None
+
+
 def test_hosts_that_were_never_ahead_of_their_gpus_may_sleep_until_the_last_rank_comes() -> None:
     slack = job(idle=LAST)
     half = {**slack.gpu.metrics, GpuColumn.SM_ACTIVE: slack.gpu.metrics[GpuColumn.SM_ACTIVE] / 2}

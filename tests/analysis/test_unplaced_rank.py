@@ -27,7 +27,12 @@ def seen(gpus: LongerSteps | None, *, role: str = "") -> JobEvidence:
 
 
 def gpus(computing: list[float], running: list[float]) -> LongerSteps:
-    return replace(longer(0.0), computing_ratio=np.array(computing), running_ratio=np.array(running))
+    return replace(
+        longer(0.0),
+        ranks=np.arange(len(computing)),
+        computing_ratio=np.array(computing),
+        running_ratio=np.array(running),
+    )
 
 
 def blaming(facts: JobEvidence) -> list[Finding]:
@@ -48,12 +53,21 @@ def test_gpus_that_idle_on_all_ranks_blame_none(idle: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    "shown", [gpus([0.1, 0.9], [1.0, 1.0]), gpus([0.1, 0.0], [1.0, 0.0])], ids=["more work", "idles alone"]
+    "shown",
+    [gpus([0.1, 0.9], [1.0, 1.0]), gpus([0.1, 0.0, 0.1], [1.0, 0.0, 1.0])],
+    ids=["more work", "idles alone"],
 )
 def test_its_gpu_shows_that_it_is_slow(shown: LongerSteps) -> None:
     assert [found.kind for found in blaming(seen(shown))] == [Kind.STRAGGLER]
-    earlier = replace(shown, since_step=shown.since_step - 5)
-    assert not blaming(seen(earlier)), "that is another change"
+
+
+def test_more_work_of_its_gpu_since_another_change_does_not() -> None:
+    shown = gpus([0.1, 0.9], [1.0, 1.0])
+    assert not blaming(seen(replace(shown, since_step=shown.since_step - 5)))
+
+
+def test_of_two_gpus_the_one_that_idles_may_be_of_the_last_to_get_its_data() -> None:
+    assert not blaming(seen(gpus([0.1, 0.0], [1.0, 0.0])))
 
 
 def test_a_rank_whose_role_no_other_has_is_blamed_as_before() -> None:

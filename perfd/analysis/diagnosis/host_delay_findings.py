@@ -9,7 +9,7 @@ import numpy as np
 from perfd.analysis.data.job_data import Bools, Ints
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import IdleSince, mean_over_gpus
+from perfd.analysis.steps import IdleSince, LongerSteps, mean_over_gpus
 from perfd.analysis.stragglers import HostContention
 from perfd.formatting import duration, percent, rank_names
 from perfd.model import RankColumn
@@ -20,8 +20,6 @@ _SHOWN = 8
 _BUSY_CPUS = 0.9
 """CPUs that the threads of a rank want, per CPU that it may use; from here on they have none to spare.
 Chosen."""
-_FEWEST_WAITING = 2
-"""Ranks that wait for one: of two, either may do something else."""
 _UNKNOWN_WORK = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
 _REMEDIES: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
@@ -100,7 +98,7 @@ def judge_late_hosts(
         else f"{_read(facts)} run a kernel in only {percent(max(0.0, float(running.mean())))} of the added"
         " time (NVML): their hosts are late together."
     )
-    alone = _alone(facts, longer.ranks, idle, waiting)
+    alone = _alone(facts, longer)
     readers = _readers(facts, longer.ranks[idle]) if waiting.any() else []
     return Finding(
         kind=Kind.LATE_HOSTS if alone is None else Kind.STRAGGLER,
@@ -115,16 +113,17 @@ def judge_late_hosts(
     )
 
 
-def _alone(facts: JobEvidence, ranks: Ints, idle: Bools, waiting: Bools) -> int | None:
+def _alone(facts: JobEvidence, longer: LongerSteps) -> int | None:
     """The one rank whose GPU idles while those of all others wait; None for one that may read data for them.
 
     Those are the first and the last stage, of a job of unknown layout the first and the last rank.
     """
-    if np.count_nonzero(idle) != 1 or np.count_nonzero(waiting) < max(_FEWEST_WAITING, len(ranks) - 1):
+    rank, layout = longer.idle_alone, facts.parallel
+    if rank is None:
         return None
-    rank, layout = int(ranks[idle][0]), facts.parallel
-    stages = layout.pp or len(ranks)
-    at_either_end = stages > 1 and rank * stages // len(ranks) in {0, stages - 1}
+    ranks = len(longer.ranks)
+    stages = layout.pp or ranks
+    at_either_end = stages > 1 and rank * stages // ranks in {0, stages - 1}
     reads = at_either_end or rank == facts.only_reader or rank in facts.readers
     return None if reads else rank
 

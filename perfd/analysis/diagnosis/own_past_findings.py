@@ -119,18 +119,11 @@ def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding 
 
 
 def _by_its_gpu(slow: SlowRank, longer: LongerSteps | None) -> bool:
-    """Whether GPUs show a rank of unknown role to be slow: its own has more work, or idles alone.
-
-    Loaders or hosts that are slow on all ranks leave several GPUs idle, and one rank last by chance.
-    """
+    """Whether GPUs show a rank of unknown role to be slow: its own has more work, or idles alone."""
     if longer is None or abs(longer.since_step - slow.since_step) > _SAME_CHANGE_STEPS:
         return False
-    own = longer.ranks == slow.rank
-    if (longer.computing_ratio[own] >= _MORE_WORK).any():
-        return True
-    idles = (longer.running_ratio[own] <= THRESHOLDS.late_hosts_idle_ratio).any()
-    waiting = longer.running_ratio[~own] >= THRESHOLDS.late_hosts_waiting_ratio
-    return bool(idles and len(waiting) and waiting.all())
+    works_more = (longer.computing_ratio[longer.ranks == slow.rank] >= _MORE_WORK).any()
+    return bool(works_more) or longer.idle_alone == slow.rank
 
 
 def by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:

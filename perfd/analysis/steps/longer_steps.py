@@ -17,6 +17,7 @@ from perfd.analysis.data.job_data import Bools, Floats, GpuTable, Ints, StepTabl
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, mean, median
 from perfd.analysis.steps.steady_steps import SteadySteps, lines_are_means
 from perfd.model import GpuColumn
+from perfd.thresholds import THRESHOLDS
 
 _FEWEST_SINCE, _MOST_SINCE = 6, 50
 """Lines of the log since the change; later those before are another time."""
@@ -34,6 +35,8 @@ _NEWEST = 2
 """Lines that must all be: the change lasts."""
 _PAUSE = 5.0
 """Times the new time of a step: a row that is longer holds a pause, such as to compile or to save. Chosen."""
+_FEWEST_WAITING = 2
+"""Ranks that wait for one: of two, either may do something else."""
 _FEWEST_SAMPLES = 3
 """Of each GPU since the change: NVML's share of time with a kernel is coarse."""
 
@@ -62,6 +65,17 @@ class LongerSteps:
     def gain_ratio(self) -> float:
         """The share of a step that the job would gain if steps were as before."""
         return 1 - self.before_s / self.since_s
+
+    @property
+    def idle_alone(self) -> int | None:
+        """The rank whose GPU runs no kernel in the added time, while those of two others and more all wait.
+
+        Loaders or hosts that are slow on all ranks leave several GPUs idle; of two one would idle alike.
+        """
+        idle = self.running_ratio <= THRESHOLDS.late_hosts_idle_ratio
+        waiting = self.running_ratio >= THRESHOLDS.late_hosts_waiting_ratio
+        alone = idle.sum() == 1 and waiting.sum() == len(idle) - 1 >= _FEWEST_WAITING
+        return int(self.ranks[idle][0]) if alone else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from perfd.analysis.data.job_data import (
+    Floats,
     GpuTable,
     Ints,
     JobData,
@@ -50,6 +51,8 @@ _MOST_KNOWN = 0.5
 """Of the time since a change, whose steps must be known to say that they did not become longer."""
 _FEWEST_SAMPLES = 4
 """Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
+_LESS_AWAKE = 0.75
+"""Of what a host was awake in a step: up to this it spun before to wait for its GPU, and does not. Chosen."""
 _DUE_LINES = 2.0
 """Times what a line takes, after which the next one is overdue. Chosen."""
 _BUSY = 0.75
@@ -137,9 +140,9 @@ def sleeping_hosts(
     if table is None or not world or len(table.rank) != world:
         return None
     waiting_ranks = _waiting_in_nccl(longer)
-    change = None
-    if waiting_ranks is not None:
-        change = _longer(each, waiting_ranks) or _less_active(job.gpu, each)
+    change = _longer(each, waiting_ranks)
+    if change is None and waiting_ranks is not None:
+        change = _less_active(job.gpu, each)
     since = None if change is None else _asleep_since(table, change, job.now_unix_s)
     return since or (_all_along(table, each, activity) if lasts else None)
 
@@ -173,13 +176,13 @@ class _Change:
     lasts_s: float
     gain_ratio: float
     lead_lost: bool = False
-    waiting_ranks: frozenset[int] = frozenset()
-    """Whose GPUs wait in NCCL in the added time."""
+    waiting_ranks: frozenset[int] | None = frozenset()
+    """Whose GPUs wait in NCCL in the added time; None where GPUs may do more in it than wait."""
     shown: Mapping[str, Any]
     """Fields of `SleepingHosts` that say what changed."""
 
 
-def _longer(each: EachStep, waiting_ranks: frozenset[int]) -> _Change | None:
+def _longer(each: EachStep, waiting_ranks: frozenset[int] | None) -> _Change | None:
     """Steps that became longer."""
     steps, rows = each.steps, each.unmarked
     times = steps.step_time_s[rows]
@@ -270,9 +273,7 @@ def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> Sle
     )
     if not (more or change.lead_lost):
         return None
-    in_nccl = np.isin(table.rank, list(change.waiting_ranks))
-    if in_nccl.any() and (slept_before is None or (slept_before[in_nccl] > AWAKE).any()):
-        # A host that sleeps while it waits for its GPU may do so now.
+    if not _for_no_gpu(change, table.rank, slept_before, asleep):
         return None
     workers, busy = loaders(table, window)
     return SleepingHosts(
@@ -280,11 +281,29 @@ def _asleep_since(table: LaunchTable, change: _Change, now_unix_s: float) -> Sle
         gain_ratio=gain,
         longer_for_s=change.lasts_s,
         lead_lost=change.lead_lost,
-        waiting_ranks=tuple(sorted(change.waiting_ranks)),
+        waiting_ranks=tuple(sorted(change.waiting_ranks or ())),
         loader_workers=workers,
         loader_busy_ratio=busy,
         **change.shown,
     )
+
+
+def _for_no_gpu(change: _Change, ranks: Ints, slept_before: Floats | None, asleep: Floats) -> bool:
+    """Whether no host sleeps now because its GPU waits in NCCL, or has more to do.
+
+    One that waits for longer is awake in a step for as long as before; far less shows that it spun then to
+    wait for its GPU, and does not now. Of GPUs that wait in NCCL it is also enough that hosts never slept.
+    """
+    waiting = change.waiting_ranks
+    doubted = np.ones(len(ranks), dtype=np.bool_) if waiting is None else np.isin(ranks, list(waiting))
+    if not doubted.any():
+        return True
+    if slept_before is None:
+        return False
+    for_other = 1 - asleep <= _LESS_AWAKE * (1 - slept_before) * (1 - change.gain_ratio)
+    if waiting is not None:
+        for_other |= slept_before <= AWAKE
+    return bool(for_other[doubted].all())
 
 
 def _all_along(table: LaunchTable, each: EachStep, activity: GpuActivity) -> SleepingHosts | None:
