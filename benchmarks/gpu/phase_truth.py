@@ -21,7 +21,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ _PAUSE_STEPS = 10.0
 Chosen."""
 _SETTLING_STEPS = 1
 """The first step after a fault still ends its work."""
+_FEWEST_STEPS = 5
+"""Of a phase in which the job was ended, for it to have a truth: one of five has a stall."""
 _UNEVEN = frozenset({"stall", "garbage", "storage", "decoding", "loader", "host", "busy", "crowded"})
 """Two workers that begin together end together, so that every second step waits for both batches; and a host
 that sleeps is ahead of its GPU until it has to wait for that, so that single steps take all of its delay."""
@@ -122,8 +124,13 @@ def read_steps(truth: Path) -> Steps:
 
 
 def measure(plan: Sequence[Phase], steps: Steps, truth: Path | None = None) -> list[PhaseTruth]:
-    """Each phase that the job reached."""
-    reached = [phase for phase in plan if phase.last_step <= len(steps.seconds)]
+    """Each phase that the job reached, the one in which it was ended until there."""
+    cut = [replace(phase, last_step=min(phase.last_step, len(steps.seconds))) for phase in plan]
+    reached = [
+        one
+        for one, planned in zip(cut, plan, strict=True)
+        if one == planned or len(_of_phase(one, steps)) >= _FEWEST_STEPS
+    ]
     pause_s = _pause_s(reached, steps)
     typical = [_typical_s(phase, steps, pause_s) for phase in reached]
     found = []

@@ -90,6 +90,34 @@ def test_phases_that_a_job_did_not_reach_have_no_truth():
     assert len(measure(PLAN, steps(times()[:40]))) == 3
 
 
+def test_a_phase_in_which_a_job_was_ended_has_the_truth_of_its_steps_until_there():
+    found = measure(PLAN, steps(times()[:42]))
+
+    assert [(one.phase.kind, one.phase.last_step) for one in found][3:] == [("loader", 42)]
+    assert found[3].lost_ratio == pytest.approx(0.5)
+
+
+def test_the_truth_of_a_job_that_was_ended_is_made_of_when_its_steps_began(tmp_path):
+    save(PLAN, tmp_path / "plan.json")
+    (tmp_path / "truth").mkdir()
+    rows = [
+        {"step": at + 1, "begin_unix_s": begin, "host_s": 0.0}
+        for at, begin in enumerate(steps(times()).begin_unix_s[:27])
+    ]
+    for rank in (0, 2):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"truth/truth-rank{rank}.jsonl").write_text(text)
+
+    document = json.loads(write_truth(tmp_path).read_text())
+
+    assert document["killed"]
+    assert [(one["phase"]["kind"], one["phase"]["last_step"]) for one in document["phases"]] == [
+        ("healthy", 16),
+        ("gpu", 26),
+    ]
+    assert document["phases"][1]["lost_ratio"] == pytest.approx(0.2, abs=0.01)
+
+
 def test_the_truth_is_made_of_what_each_rank_wrote(tmp_path):
     save(PLAN, tmp_path / "plan.json")
     truth = tmp_path / "truth"
