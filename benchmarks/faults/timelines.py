@@ -15,18 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from perfd.analysis.data.job_data import (
-    CollectiveTable,
-    Floats,
-    GpuTable,
-    Ints,
-    JobData,
-    NcclTime,
-    PhaseTable,
-    StepTable,
-)
+from perfd.analysis.data.job_data import Floats, GpuTable, Ints, JobData, PhaseTable, StepTable
 from perfd.errors import PerfdError
 from perfd.model import JobDescription, ParallelLayout
+from tests.support.nccl_records import CollectiveTable, NcclTime, stacks_of, times_of
 
 _COMPUTE = ("forward-compute", "backward-compute")
 _REDUCE = "grads-reduce-scatter"
@@ -135,8 +127,10 @@ def job_of(name: str, timeline: Timeline, evidence: Evidence) -> JobData:
             by_rank_s={name: timeline.by_rank(name) for name in _COMPUTE} if with_timers else {},
         ),
         gpu=GpuTable(time_unix_s=np.empty(0), gpus=(), metrics={}),
-        collectives=[*_reductions(timeline, times), *_transfers(timeline, times)] if with_nccl else (),
-        nccl=_kernel_times(timeline, times) if with_nccl else (),
+        collectives=stacks_of(
+            [*_reductions(timeline, times), *_transfers(timeline, times)] if with_nccl else []
+        ),
+        nccl=times_of(_kernel_times(timeline, times) if with_nccl else []),
     )
 
 

@@ -14,7 +14,7 @@ from perfd.aggregator.jobs import JobState
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
 from perfd.aggregator.state import AggregatorState, all_compute, job_data
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
-from perfd.analysis.data.job_data import GpuTable, JobData, StepTable
+from perfd.analysis.data.job_data import NO_NCCL_TIMES, GpuTable, JobData, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, summarise, with_alerts
 from perfd.analysis.diagnosis.job_summary import failed_summary
 from perfd.analysis.findings import (
@@ -356,7 +356,7 @@ def _newest_step_s(steps: StepTable) -> float | None:
 
 
 def _without_samples(data: JobData) -> JobData:
-    return replace(data, gpu=_NO_SAMPLES, collectives=(), nccl=(), progress=())
+    return replace(data, gpu=_NO_SAMPLES, collectives=(), nccl=NO_NCCL_TIMES, progress=())
 
 
 def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.collective_tables import CollectiveRows
 from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
-from perfd.analysis.data.job_data import CollectiveTable, Method
+from perfd.analysis.data.job_data import Method
 from perfd.analysis.data.robust_stats import known
 from perfd.model import CollectiveTimes, TimingSource
+from tests.support.nccl_records import CollectiveTable, by_rank
 
 SPAN = 48
 """Sequence numbers that the random communicators keep; more than arrays begin with room for."""
@@ -187,7 +188,7 @@ def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_sta
     nccl.put(1, 11.0, 3.25, 2)
     nccl.put(0, 10.0, 3.0, 0)
 
-    (time,) = nccl.table()
+    (time,) = by_rank(nccl.table())
     assert (time.rank, time.busy_s, time.span_s, time.lost_operations) == (1, 0.25, 1.0, 2)
 
     nccl.put(1, 12.0, 0.1, 0)
@@ -213,7 +214,7 @@ def test_what_ranks_wait_while_a_job_starts_is_not_what_is_usual() -> None:
         busy_s += total_s
 
     (table,) = tables(state)
-    (time,) = nccl.table()
+    (time,) = by_rank(nccl.table())
     assert table.kernel_ratio.tolist() == pytest.approx([0.1, 0.1])
     assert time.busy_s / time.span_s == pytest.approx(0.1)
 
@@ -339,7 +340,7 @@ def test_a_rank_stands_still_since_its_counter_last_moved() -> None:
     for second, operations in enumerate([5, 6, 6, 6]):
         nccl.put(0, 100.0 + second, 1.0, 0, operations, read_s=5.0 + second)
 
-    (time,) = nccl.table()
+    (time,) = by_rank(nccl.table())
     assert (time.operations, time.still_s, time.read_s) == (6, 2.0, 8.0)
 
 
@@ -352,7 +353,7 @@ def test_of_many_readings_the_newest_64_count() -> None:
         if second > 100:
             nccl.put(1, float(second), busy, lost=0.0)
 
-    fewer, more = nccl.table()
+    fewer, more = by_rank(nccl.table())
 
     bounds = np.linspace(86, 149, 9).round().astype(int)
     usual = np.median(np.diff(busy_s[bounds]) / np.diff(bounds))

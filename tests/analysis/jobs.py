@@ -15,6 +15,7 @@ import numpy as np
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, PhaseTable, StepTable
 from perfd.model import GpuInfo, JobDescription, ModelShape, ParallelLayout, Recompute
 from perfd.recording import bundled
+from tests.support.nccl_records import stacks_of, times_of
 
 LLAMA3_8B = ModelShape(
     layers=32,
@@ -135,7 +136,12 @@ def job_data(steps: StepTable, **fields: Any) -> JobData:
         "phases": phase_table(steps),
         "gpu": GpuTable(time_unix_s=np.empty(0), gpus=(), metrics={}),
     }
-    return JobData(**(nothing | fields))
+    known = nothing | fields
+    reported = {
+        "collectives": stacks_of(known.get("collectives", ())),
+        "nccl": times_of(known.get("nccl", ())),
+    }
+    return JobData(**(known | reported))
 
 
 def infos(name: str, count: int, per_node: int = 8) -> dict[str, list[GpuInfo]]:

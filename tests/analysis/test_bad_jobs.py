@@ -10,11 +10,12 @@ import pytest
 from analysis.jobs import description, job_data, step_table
 from analysis.test_lateness import BUCKETS, STEP_S, blamed, gradients, judged, lags
 
-from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, NcclTime
+from perfd.analysis.data.job_data import CollectiveStack
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.operations.communicator_batch import stacked
 from perfd.model import Event, EventKind, ParallelLayout, RankPlacement
+from tests.support.nccl_records import CollectiveTable, NcclTime, stacks_of
 
 LATE = {1: 0.3}
 
@@ -44,7 +45,9 @@ def test_with_a_rank_missing_nobody_is_blamed_and_the_missing_one_is_said() -> N
 
 
 def test_in_communicators_that_just_took_the_place_of_others_nobody_is_last_and_that_is_said() -> None:
-    made = stacked([gradients(lags(40, 4, LATE))], ParallelLayout(world_size=4, dp=4))[0].collectives
+    made = stacked(stacks_of([gradients(lags(40, 4, LATE))]), ParallelLayout(world_size=4, dp=4))[
+        0
+    ].collectives
     lasting, anew = (
         summary(replace(made, renewed=np.array([renewed])), times_s=[STEP_S] * 100)
         for renewed in (False, True)

@@ -10,10 +10,11 @@ import pytest
 from analysis.jobs import gpu_table, job_data, step_table
 from analysis.test_lateness import STEP_S, gradients, lags
 
-from perfd.analysis.data.job_data import CollectiveTable, JobData, LaunchTable, NcclTime
+from perfd.analysis.data.job_data import JobData, LaunchTable
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.model import GpuColumn
+from tests.support.nccl_records import CollectiveTable, NcclTime
 
 COUNTED_S = 30.0
 ROLE, RANK = Culprit(kind="broadcast root", id=0), Culprit(kind="rank", id=0)

@@ -9,12 +9,13 @@ import pytest
 from analysis.jobs import description, gpu_table, infos, job_data, phase_table, step_table
 from analysis.test_nccl import table
 
-from perfd.analysis.data.job_data import Captured, JobData, NcclTime
+from perfd.analysis.data.job_data import Captured, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.findings import Finding, Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.model import TraceShares
 from perfd.session.text.summary_text import findings_in_words, in_words
+from tests.support.nccl_records import NcclTime
 
 STEPS = step_table([1.0] * 20)
 NOW_UNIX_S = 100_000.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import HostWaitReadings
-from perfd.analysis.data.job_data import HostWaitTable, NcclTime
+from perfd.analysis.data.job_data import HostWaitTable
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.diagnosis.host_delay_findings import judge_contention
 from perfd.analysis.diagnosis.job_analysis import facts_of
@@ -21,6 +21,7 @@ from perfd.analysis.steps import gpu_activity, steady_rows
 from perfd.analysis.stragglers import host_contention
 from perfd.model import RankColumn
 from perfd.thresholds import THRESHOLDS
+from tests.support.nccl_records import NcclTime
 
 
 def waits(**columns: list[float]) -> HostWaitTable:

@@ -14,7 +14,6 @@ from analysis.test_nccl import table
 from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.series.job_series import derived_values
 from perfd.analysis.communication.exposed_by_dimension import Dimension, costliest, known_in_all
-from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.findings import Kind
 from perfd.analysis.layout.process_groups import dimension_name, group_name
@@ -22,6 +21,7 @@ from perfd.metrics.catalog import METRICS
 from perfd.model import GroupShares, JobDescription, ParallelLayout
 from perfd.report.sources.from_summary import report_of_summary
 from perfd.session.text.summary_text import in_words
+from tests.support.nccl_records import CollectiveTable, NcclTime
 
 TP2DP2 = description(world_size=4, tp=2, dp=2, micro_batch_size=1, global_batch_size=8)
 PP2DP2 = description(world_size=4, pp=2, dp=2, micro_batch_size=1, global_batch_size=64)

@@ -12,13 +12,14 @@ from analysis.test_nccl import table
 
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
 from perfd.analysis.collectives.nccl_summary import NcclKind
-from perfd.analysis.data.job_data import JobData, Method, NcclTime
+from perfd.analysis.data.job_data import JobData, Method
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.layout.rank_location import CONFIGURED, PORTS
 from perfd.gpu_peaks import load_peaks
 from perfd.model import RankPlacement
 from perfd.session.text.summary_text import findings_in_words
+from tests.support.nccl_records import NcclTime
 
 STEPS = step_table([1.0] * 20)
 H200 = "NVIDIA H200"

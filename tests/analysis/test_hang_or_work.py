@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from analysis.jobs import description, job_data, step_table
 
-from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable, NcclTime, StepTable
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable, StepTable
 from perfd.analysis.hang import hang
 from perfd.analysis.steps import timed_by_arrival
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
+from tests.support.nccl_records import NcclTime
 
 RANKS = 4
 STEPS = step_table([1.0] * 20)
@@ -173,7 +174,7 @@ def test_tensor_cores_that_are_active_for_one_percent_compute(tensor_ratio: floa
 @pytest.mark.parametrize(("less_s", "hangs"), [(1.6, False), (1.4, True)])
 def test_counters_may_stand_for_a_second_and_a_half_less_than_the_log(less_s: float, hangs: bool) -> None:
     job, still_s = silent(30), THRESHOLDS.hang_one_rank_silence_s - less_s
-    found = hang(replace(job, nccl=[replace(one, still_s=still_s) for one in job.nccl]))
+    found = hang(replace(job, nccl=replace(job.nccl, still_s=np.full(RANKS, still_s))))
     assert (found is not None) is hangs
 
 
@@ -182,7 +183,7 @@ def test_a_log_that_prints_rarely_says_nothing_while_operations_begin() -> None:
 
     def job(still_s: float) -> JobData:
         found = silent(30, behind=None, running=paused)
-        return replace(found, log_silent_s=900.0, nccl=[replace(one, still_s=still_s) for one in found.nccl])
+        return replace(found, log_silent_s=900.0, nccl=replace(found.nccl, still_s=np.full(RANKS, still_s)))
 
     assert hang(job(12.0)) is None
     found = hang(job(70.0))

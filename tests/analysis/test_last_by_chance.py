@@ -11,10 +11,11 @@ from analysis.jobs import description, gpu_table, job_data, step_table
 from analysis.test_lateness import STEP_S, blamed, gradients, lags
 from analysis.test_sleeping_hosts import launches
 
-from perfd.analysis.data.job_data import HostWaitTable, JobData, NcclTime
+from perfd.analysis.data.job_data import HostWaitTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.model import GpuColumn, RankColumn
+from tests.support.nccl_records import NcclTime
 
 SINCE = 14
 """Steps since the change, which GPUs have not seen yet."""

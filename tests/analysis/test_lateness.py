@@ -10,11 +10,11 @@ import pytest
 from analysis.jobs import description, gpu_table, job_data, step_table
 
 from perfd.analysis.collectives.late_rank_cost import CausedLosses
-from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.operations.step_segmentation import fewest_blocks
 from perfd.model import GpuColumn
+from tests.support.nccl_records import CollectiveTable, NcclTime
 
 STEP_S = 0.08
 BUCKETS = 25

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
 from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, LateRankLosses
-from perfd.analysis.data.job_data import Bools, CollectiveTable, Floats
+from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
+from tests.support.nccl_records import CollectiveTable, stacks_of
 
 WINDOWS = (RECENT, LONG, EARLIER, NEWEST)
 
@@ -65,7 +66,7 @@ def jobs(draw: st.DrawFn) -> Job:
                 )
             )
     layout = ParallelLayout(world_size=grid.size, tp=tensor, cp=1, pp=stages, dp=data)
-    stacks = stacked(tables, layout)
+    stacks = stacked(stacks_of(tables), layout)
     judged = [(stack, random.random(len(stack.ranks)) < 0.95) for stack in stacks]
     return Job(world=grid.size, step_s=step_s, judged=judged)
 
@@ -184,7 +185,7 @@ def test_sizes_repeat_after_as_many_operations_as_in_each_communicator_alone(
             )
             for index, row in enumerate(chosen)
         ]
-        (stack,) = stacked(tables, ParallelLayout(world_size=2, tp=1, cp=1, pp=1, dp=2))
+        (stack,) = stacked(stacks_of(tables), ParallelLayout(world_size=2, tp=1, cp=1, pp=1, dp=2))
         return stack
 
     def periods(chosen: list[list[float]]) -> list[int]:

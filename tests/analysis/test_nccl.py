@@ -9,10 +9,11 @@ import pytest
 from analysis.jobs import description, job_data, phase_table, step_table
 
 from perfd.analysis.collectives.nccl_summary import group_name, nccl
-from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, Method, NcclTime, NcclTimeTable
+from perfd.analysis.data.job_data import CollectiveStack, Method
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.model import ParallelLayout, RankPlacement, TimingSource
+from tests.support.nccl_records import CollectiveTable, NcclTime, stacks_of
 
 DP4 = description(world_size=4, dp=4, micro_batch_size=1, global_batch_size=8)
 PP2DP2 = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
@@ -265,24 +266,13 @@ def test_communicators_side_by_side_show_what_each_shows_alone():
     def reported(*collectives):
         return nccl(job_data(step_table([0.1] * 20), collectives=collectives), ParallelLayout(), step_s=0.1)
 
-    assert reported(*tables) == reported(stack)
+    # A kind is what communicators of one size do, so there each has its own.
+    alone = reported(*(one for table in tables for one in stacks_of([table])))
+    assert replace(alone, kinds=()) == replace(reported(stack), kinds=())
     assert reported(stack).slow_groups
     ring = Method(algorithm="RING", protocol="SIMPLE", channels=24)
     (kind,) = reported(replace(stack, methods=[ring] * 4)).kinds
     assert kind.method == ring
-
-
-def test_times_by_rank_are_one_sequence_as_a_list_and_as_columns():
-    times = [
-        NcclTime(rank=0, busy_s=1.0, span_s=10.0, lost_operations=2),
-        NcclTime(rank=1, busy_s=2.0, span_s=10.0, lost_operations=0, operations=7, read_s=5.0),
-    ]
-
-    columns = NcclTimeTable.of(times)
-
-    assert list(columns) == times
-    assert (columns[-1], list(columns[:1])) == (times[1], times[:1])
-    assert NcclTimeTable.of(columns) is columns
 
 
 def test_phases_that_hold_waiting_do_not_hide_who_is_slow():

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from analysis.jobs import step_table
 
-from perfd.analysis.data.job_data import CollectiveTable
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.operations.operation_rate import mean_step_s, paced
 from perfd.model import ParallelLayout
+from tests.support.nccl_records import CollectiveTable, stacks_of
 
 PER_STEP = 8
 
@@ -28,7 +28,7 @@ def stack(operations_per_s: float, counted_s: float | None) -> CommunicatorBatch
         operations_per_s=operations_per_s,
         counted_s=counted_s,
     )
-    return stacked([one], ParallelLayout())[0]
+    return stacked(stacks_of([one]), ParallelLayout())[0]
 
 
 def per_step(one: CommunicatorBatch, step_s: float) -> float:

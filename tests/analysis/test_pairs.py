@@ -10,11 +10,12 @@ from analysis.jobs import description, job_data, step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.data.job_data import CollectiveStack, Floats, Ints, NcclTime
+from perfd.analysis.data.job_data import CollectiveStack, Floats, Ints
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Kind
 from perfd.analysis.operations.p2p_timing import receiver_durations_s
 from perfd.model import TimingSource
+from tests.support.nccl_records import NcclTime
 
 SEND_NS = 70_000
 MS = 1_000_000

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from analysis.test_lateness import STEP_S, gradients, judged, lags
 
-from perfd.analysis.data.job_data import CollectiveTable
 from perfd.analysis.findings import Kind
 from perfd.analysis.operations.peers_of_expert_groups import balanced
+from tests.support.nccl_records import CollectiveTable
 
 STEPS = 60
 LAYOUT = {"ep": 2, "dp": 4}

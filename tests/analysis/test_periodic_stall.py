@@ -10,10 +10,10 @@ from analysis.jobs import step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.data.job_data import CollectiveTable
 from perfd.analysis.steps import steady_rows
 from perfd.analysis.stragglers import PeriodicStall, periodic_stall
 from perfd.model import ParallelLayout
+from tests.support.nccl_records import CollectiveTable, stacks_of
 
 LAYOUT = ParallelLayout(world_size=4, tp=1, pp=1, dp=4)
 
@@ -26,7 +26,7 @@ def steps_with_stalls(count: int, every: int, stall_s: float, *, seed: int = 1) 
 
 def found(times_s: list[float], collectives: list[CollectiveTable] | None = None) -> PeriodicStall | None:
     steps = step_table(times_s)
-    return periodic_stall(steps, steady_rows(steps, ()).unmarked, collectives or [], LAYOUT)
+    return periodic_stall(steps, steady_rows(steps, ()).unmarked, stacks_of(collectives or []), LAYOUT)
 
 
 def all_reduces(count: int, every: int, stall_s: float, ranks: list[int]) -> CollectiveTable:

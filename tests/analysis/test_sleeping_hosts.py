@@ -18,7 +18,6 @@ from perfd.analysis.data.job_data import (
     GpuTable,
     JobData,
     LaunchTable,
-    NcclTime,
     OperationPace,
     StepPauses,
     StepsWithinLines,
@@ -28,6 +27,7 @@ from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.steps import launches_of_training
 from perfd.model import GpuColumn, RankColumn, RankPlacement
 from perfd.thresholds import THRESHOLDS
+from tests.support.nccl_records import NcclTime
 
 RANKS = 4
 SPANS_S = np.array([2.0, 4.0, 10.0, 60.0])

@@ -9,9 +9,10 @@ import pytest
 from analysis.jobs import job_data, step_table
 
 from perfd.analysis.collectives.steps_by_waits import in_steps
-from perfd.analysis.data.job_data import CollectiveTable, Floats, JobData, OperationPace
+from perfd.analysis.data.job_data import Floats, JobData, OperationPace
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.model import ParallelLayout
+from tests.support.nccl_records import CollectiveTable, stacks_of
 
 PER_STEP, OWN_S = 5, 0.2
 
@@ -31,7 +32,7 @@ def stacks(waits_s: Floats, ranks: int = 4) -> list[CommunicatorBatch]:
         operations_per_s=3.0,
         counted_s=30.0,
     )
-    return stacked([table], ParallelLayout())
+    return stacked(stacks_of([table]), ParallelLayout())
 
 
 def sized(found: list[CommunicatorBatch], sizes: list[float]) -> list[CommunicatorBatch]:

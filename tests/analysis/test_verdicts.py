@@ -10,12 +10,13 @@ from analysis.jobs import description, gpu_table, infos, job_data, phase_table, 
 from analysis.test_nccl import DP4, summary, table
 
 from perfd.analysis.collectives.slow_links import Reference
-from perfd.analysis.data.job_data import CollectiveTable, GpuKey, GpuTable, LaunchTable, NcclTime
+from perfd.analysis.data.job_data import GpuKey, GpuTable, LaunchTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.hang_detection import hang, longest_pause_s
 from perfd.gpu_peaks import load_peaks
 from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
+from tests.support.nccl_records import CollectiveTable, NcclTime
 
 H200 = "NVIDIA H200"
 STEPS = step_table([1.0] * 20)

@@ -11,11 +11,11 @@ from analysis.test_nccl import DP4, table
 
 from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.series.job_series import derived_values
-from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.metrics.catalog import METRICS
 from perfd.model import JobDescription, ParallelLayout
+from tests.support.nccl_records import NcclTime
 
 FACTS = LiveFacts(
     labels={"perfd_job": "job"},

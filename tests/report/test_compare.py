@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 from analysis.jobs import description, job_data, phase_table, step_table
 
-from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.cli import main
 from perfd.model import ModelShape
 from perfd.report.comparison.measures import Better, Measure, MeasuredRun, Unit, measures_of_summary
 from perfd.report.comparison.run_comparison import ChangeVerdict, UnrelatedRunsError, compare
+from tests.support.nccl_records import NcclTime
 from tests.support.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
 
 MODEL = ModelShape(

@@ -34,7 +34,7 @@ from perfd.analysis.counterfactual import (
     stalled_steps,
 )
 from perfd.analysis.data.job_data import Bools, Floats, Ints, JobData, NcclTimeTable, StepTable
-from perfd.analysis.layout import ALONE, LinkSpeeds, group_name, places, role_name
+from perfd.analysis.layout import ALONE, PAIR_OPERATION, LinkSpeeds, group_name, places, role_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
@@ -163,10 +163,12 @@ def nccl(
     """
     if not job.nccl and not job.collectives:
         return NcclSummary()
-    times = _fresh(NcclTimeTable.of(job.nccl))
+    times = _fresh(job.nccl)
     stacks = stacked(job.collectives, parallel)
-    known = roster(times, stacks, parallel)
-    of_steps = in_steps([known.placed(stack) for stack in stacks], job, step_s)
+    # All operations are seen where times are: without sends and receives there is no pipeline.
+    pipeline = not times or any(stack.operation == PAIR_OPERATION for stack in stacks)
+    known = roster(times.rank, [stack.ranks for stack in stacks], parallel, may_have_stages=pipeline)
+    of_steps = in_steps([stack.at_places(known.ranks) for stack in stacks], job, step_s)
     placed = of_steps.stacks
     tally = RankTally.of(placed, known.stages, known.roles, parallel)
     unseen = _unseen(placed, known)

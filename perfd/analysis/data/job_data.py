@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,39 +84,6 @@ class GpuTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTable:
-    """n operations of one kind on one communicator, by its g ranks. NaN where a rank has not reported.
-
-    A send and its receive are one operation of two ranks, the sender first.
-    """
-
-    communicator: str
-    operation: str
-    ranks: Sequence[int]
-    """Global ranks, one a column."""
-    sequence: Ints
-    """(n,)"""
-    durations_s: Floats
-    """(n, g)"""
-    size_bytes: Floats
-    """(n,)"""
-    kernel_ratio: Floats
-    """(g,): share of recent time that each rank spent in kernels of this kind, waiting included. The
-    operations in the table are a part of those, as many of a frequent kind as of a rare one."""
-    operations_per_s: float | None = None
-    """How many of this kind a rank did a second lately, those that are not in the table included."""
-    counted_s: float | None = None
-    """Over how long that was counted."""
-    best_s_per_byte: float | None = None
-    """What a byte took in the communicator's own best stretch of earlier operations of its largest size."""
-    best_size_bytes: float = 0.0
-    """That size; those of half of it and more count."""
-    timing: TimingSource = TimingSource.GPU
-    source: str = ""
-    """Who recorded them when it was not perfd's plugin, as in `CollectiveTimes`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """How NCCL does an operation, in its own words; empty and None if unreported."""
 
@@ -129,15 +94,16 @@ class Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveStack:
-    """c communicators of g ranks with one kind of operation, side by side: `CollectiveTable` for thousands.
+    """c communicators of g ranks with one kind of operation, side by side; thousands are worked on at once.
 
-    n is the most operations that one of them has; rows of others are absent from their own `lengths` on.
+    n is the most operations that one of them has; rows of others are absent from their own `lengths` on. A
+    send and its receive are one operation of two ranks, the sender first. NaN where a rank has not reported.
     """
 
     operation: str
     communicators: Sequence[str]
     ranks: Ints
-    """(c, g)"""
+    """(c, g), global ones"""
     lengths: Ints
     """(c,): how many operations of each are known, of n."""
     sequence: Ints
@@ -149,68 +115,44 @@ class CollectiveStack:
     gpu_starts_ns: Ints | None = None
     """(c, n, g), by the clock of each rank's GPU, negative where unknown; None or empty if not needed."""
     kernel_ratio: Floats
-    """(c, g)"""
+    """(c, g): share of recent time that each rank spent in kernels of this kind, waiting included. The
+    operations here are a part of those, as many of a frequent kind as of a rare one."""
     operations_per_s: Floats
-    """(c,), as the ones below; NaN is None of `CollectiveTable`."""
+    """(c,), as the ones below, NaN where unknown: how many of this kind a rank did a second lately, those
+    that are not here included."""
     best_s_per_byte: Floats
+    """What a byte took in the communicator's own best stretch of earlier operations of its largest size."""
     best_size_bytes: Floats
+    """That size; those of half of it and more count."""
     counted_s: Floats | None = None
-    """(c,); None if unreported."""
+    """(c,): over how long they were counted; None if unreported."""
     renewed: Bools | None = None
     """(c,): whether it took the place of another one of its ranks some seconds ago; None if unreported."""
     timings: Sequence[TimingSource]
     sources: Sequence[str]
+    """Who recorded them when it was not perfd's plugin, as in `CollectiveTimes`."""
     methods: Sequence[Method] | None = None
     """Of the largest of the newest operations; None if unreported for all communicators."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NcclTime:
-    """Time that a rank's GPU had an NCCL kernel on it, waiting included, over an interval of wall time."""
-
-    rank: int
-    busy_s: float
-    """NaN if the rank's NCCL reports no time on the GPU."""
-    span_s: float
-    lost_operations: int
-    operations: int | None = None
-    """Operations that the rank began since its start."""
-    still_s: float = 0.0
-    """How long that number had not changed at the newest reading."""
-    read_s: float | None = None
-    """When the newest reading came, by the clock that the aggregator measures spans with."""
-    lately_ratio: float | None = None
-    """The share of time in kernels of the newest readings alone, which `busy_s` follows slowly."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class NcclTimeTable(Sequence[NcclTime]):
-    """The same of many ranks, as columns; as a sequence, one `NcclTime` each. NaN is None there."""
+class NcclTimeTable:
+    """Time that each of n ranks' GPUs had an NCCL kernel on it, waiting included, in an interval of time."""
 
     rank: Ints
+    """(n,), as all others; NaN is unknown."""
     busy_s: Floats
+    """NaN if the rank's NCCL reports no time on the GPU."""
     span_s: Floats
     lost_operations: Ints
     operations: Floats
+    """Operations that the rank began since its start."""
     still_s: Floats
+    """How long that number had not changed at the newest reading."""
     read_s: Floats
+    """When the newest reading came, by the clock that the aggregator measures spans with."""
     lately_ratio: Floats
-
-    @classmethod
-    def of(cls, times: Sequence[NcclTime]) -> NcclTimeTable:
-        """The columns of them."""
-        if isinstance(times, cls):
-            return times
-        return cls(
-            rank=np.array([time.rank for time in times], dtype=np.int64),
-            busy_s=np.array([time.busy_s for time in times], dtype=np.float64),
-            span_s=np.array([time.span_s for time in times], dtype=np.float64),
-            lost_operations=np.array([time.lost_operations for time in times], dtype=np.int64),
-            operations=np.array([time.operations for time in times], dtype=np.float64),
-            still_s=np.array([time.still_s for time in times], dtype=np.float64),
-            read_s=np.array([time.read_s for time in times], dtype=np.float64),
-            lately_ratio=np.array([time.lately_ratio for time in times], dtype=np.float64),
-        )
+    """The share of time in kernels of the newest readings alone, which `busy_s` follows slowly."""
 
     def rows(self, chosen: Bools | Ints) -> NcclTimeTable:
         """Those ranks only."""
@@ -219,29 +161,19 @@ class NcclTimeTable(Sequence[NcclTime]):
     def __len__(self) -> int:
         return len(self.rank)
 
-    @overload
-    def __getitem__(self, index: int) -> NcclTime: ...
 
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[NcclTime]: ...
-
-    def __getitem__(self, index: int | slice) -> NcclTime | Sequence[NcclTime]:
-        chosen = np.arange(len(self))[index]
-        return next(iter(self.rows(chosen[None]))) if isinstance(index, int) else self.rows(chosen)
-
-    def __iter__(self) -> Iterator[NcclTime]:
-        columns = (getattr(self, one.name).tolist() for one in fields(self))
-        for rank, busy, span, lost, operations, still, read, lately in zip(*columns, strict=True):
-            yield NcclTime(
-                rank=rank,
-                busy_s=busy,
-                span_s=span,
-                lost_operations=lost,
-                operations=None if math.isnan(operations) else int(operations),
-                still_s=still,
-                read_s=None if math.isnan(read) else read,
-                lately_ratio=None if math.isnan(lately) else lately,
-            )
+_NO_RANKS, _NO_NUMBERS = np.zeros(0, np.int64), np.zeros(0)
+NO_NCCL_TIMES = NcclTimeTable(
+    rank=_NO_RANKS,
+    busy_s=_NO_NUMBERS,
+    span_s=_NO_NUMBERS,
+    lost_operations=_NO_RANKS,
+    operations=_NO_NUMBERS,
+    still_s=_NO_NUMBERS,
+    read_s=_NO_NUMBERS,
+    lately_ratio=_NO_NUMBERS,
+)
+"""Of a job whose ranks report none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -353,9 +285,9 @@ class JobData:
     memory: Sequence[MemoryReport] = ()
     """The newest report of each rank."""
     events: Sequence[Event] = ()
-    collectives: Sequence[CollectiveTable | CollectiveStack] = ()
+    collectives: Sequence[CollectiveStack] = ()
     """The newest operations of each communicator whose ranks are all known."""
-    nccl: Sequence[NcclTime] = ()
+    nccl: NcclTimeTable = NO_NCCL_TIMES
     """By rank, over the same recent time."""
     host_waits: HostWaitTable | None = None
     launches: LaunchTable | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from perfd.analysis.collectives import nccl, with_waiting
 from perfd.analysis.communication import capture_evidence, communication, with_capture, with_kernels
 from perfd.analysis.data.analysis_settings import AnalysisSettings
-from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.data.launch_windows import awaits_hosts, never_sleep
 from perfd.analysis.data.run_configuration import configuration_of
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
@@ -290,9 +290,8 @@ def _breakdown(timers: Timers, step_time_s: Floats) -> StepBreakdown:
 
 def _untimed(job: JobData) -> bool:
     """Not in a job's first moments, in which no operation has ended yet."""
-    times = NcclTimeTable.of(job.nccl)
-    counted = times.operations >= _OPERATIONS
-    return bool(len(times) and counted.any() and not np.isfinite(times.busy_s).any())
+    counted = job.nccl.operations >= _OPERATIONS
+    return bool(counted.any() and not np.isfinite(job.nccl.busy_s).any())
 
 
 def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:

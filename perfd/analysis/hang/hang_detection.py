@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, GpuTable, JobData, NcclTime, NcclTimeTable, StepTable
+from perfd.analysis.data.job_data import Floats, GpuTable, JobData, NcclTimeTable, StepTable
 from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.steps import stage_of_ranks
 from perfd.formatting import rank_names
@@ -234,7 +234,7 @@ def _excused_s(job: JobData) -> float:
 
 def _silent_s(job: JobData) -> float | None:
     """Of the log and of NCCL: a log that prints rarely says nothing of a job whose ranks begin operations."""
-    times = NcclTimeTable.of(job.nccl)
+    times = job.nccl
     moving = np.isfinite(times.operations)
     if job.log_silent_s is not None:
         # A job that has not made a step yet loads, compiles and connects.
@@ -295,38 +295,31 @@ def _who(behind: Collection[int], unreported: Collection[int], unread: Collectio
     return ", ".join(reported) or "all ranks have entered it, so its transfer hangs"
 
 
-def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: float) -> _Clue | None:
-    counted = [(time.operations, time) for time in times if time.operations is not None]
-    if len(counted) < 2 or any(
-        time.still_s < min(silent_s, THRESHOLDS.hang_one_rank_silence_s) - _REPORT_S for _, time in counted
-    ):
+def _by_counters(times: NcclTimeTable, parallel: ParallelLayout, silent_s: float) -> _Clue | None:
+    counted = times.rows(np.isfinite(times.operations))
+    least_s = min(silent_s, THRESHOLDS.hang_one_rank_silence_s) - _REPORT_S
+    if len(counted) < 2 or (counted.still_s < least_s).any():
         return None
     sentence = "No rank has begun an NCCL operation meanwhile (nccl plugin)"
     # Ranks of different stages do different numbers of operations: only who is alone behind its peers is
     # late, and when that is so in several stages, a whole pipeline is.
-    stages = stage_of_ranks(np.array([time.rank for _, time in counted]), parallel)
-    of_stage: dict[int, list[tuple[int, NcclTime]]] = {}
-    for index, one in enumerate(counted):
-        of_stage.setdefault(0 if stages is None else int(stages[index]), []).append(one)
-    behind = [found for peers in of_stage.values() if (found := _behind(peers)) is not None]
+    stages = stage_of_ranks(counted.rank, parallel)
+    of_stage = [counted] if stages is None else [counted.rows(stages == one) for one in np.unique(stages)]
+    behind = [found for peers in of_stage if (found := _behind(peers)) is not None]
     if len(behind) != 1:
         return _Clue(f"{sentence}.", ())
     rank, operations, most = behind[0]
     return _Clue(f"{sentence}: rank {rank} stands at {operations}, its peers at up to {most}.", (rank,))
 
 
-def _behind(peers: Sequence[tuple[int, NcclTime]]) -> tuple[int, int, int] | None:
+def _behind(peers: NcclTimeTable) -> tuple[int, int, int] | None:
     """The rank that is behind its peers alone, its number of operations, and the most that there are."""
-    ordered = sorted(peers, key=lambda one: one[0])
-    if len(ordered) < 2 or ordered[0][0] == ordered[1][0] or not _alike(ordered):
+    order = np.argsort(peers.operations, kind="stable")
+    least, *others = (int(count) for count in peers.operations[order])
+    # All but the last one must have begun about as many.
+    if not others or least == others[0] or others[-1] - others[0] > max(1, others[-1] // 1000):
         return None
-    return ordered[0][1].rank, ordered[0][0], ordered[-1][0]
-
-
-def _alike(counted: Sequence[tuple[int, NcclTime]]) -> bool:
-    """Whether all but the last one have begun about as many operations."""
-    numbers = sorted(operations for operations, _ in counted)[1:]
-    return numbers[-1] - numbers[0] <= max(1, numbers[-1] // 1000)
+    return int(peers.rank[order[0]]), least, others[-1]
 
 
 def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:

@@ -7,13 +7,12 @@ the order of those that report: a rank of any number costs as much as rank 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Bools, Ints, NcclTimeTable
-from perfd.analysis.layout import PAIR_OPERATION, roles_of
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.data.job_data import Bools, Ints
+from perfd.analysis.layout import roles_of
 from perfd.analysis.steps import stage_of_ranks
 from perfd.model import ParallelLayout
 
@@ -35,21 +34,18 @@ class RankIndex:
     in_doubt: Bools
     """Of each, whether it may be late because of one that says nothing."""
 
-    def placed(self, stack: CommunicatorBatch) -> CommunicatorBatch:
-        """The same communicators with the place of each rank instead of its number."""
-        if _without_gaps(self.ranks):
-            # As nearly always.
-            return stack
-        places = np.searchsorted(self.ranks, stack.ranks)
-        return replace(stack, collectives=replace(stack.collectives, ranks=places))
 
+def roster(
+    timed: Ints, members: Sequence[Ints], parallel: ParallelLayout, *, may_have_stages: bool
+) -> RankIndex:
+    """Of the ranks that are `timed`, or without any those of the communicators, which have these `members`.
 
-def roster(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch], parallel: ParallelLayout) -> RankIndex:
-    """Of the ranks with `times`, or without any those of the communicators."""
-    ranks = _ranks(times, stacks)
-    reporting = np.searchsorted(ranks, np.sort(times.rank)) if times else np.arange(len(ranks))
+    A job of unknown layout has one stage unless it `may_have_stages`.
+    """
+    ranks = _ranks(timed, members)
+    reporting = np.searchsorted(ranks, np.sort(timed)) if len(timed) else np.arange(len(ranks))
     missing = _missing(ranks[reporting], parallel)
-    stages = _stages(np.append(ranks, missing), parallel, stacks, partial=not times)
+    stages = _stages(np.append(ranks, missing), parallel, may_have_stages=may_have_stages)
     silent: Bools = np.arange(len(stages)) >= len(ranks)
     doubtful = _in_doubt(np.append(ranks, missing), stages, silent, parallel)
     return RankIndex(
@@ -62,13 +58,13 @@ def roster(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch], parallel: 
     )
 
 
-def _ranks(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch]) -> Ints:
+def _ranks(timed: Ints, members: Sequence[Ints]) -> Ints:
     """All that report, in order."""
-    ranks = np.sort(times.rank)
-    highest = max((int(stack.ranks.max()) for stack in stacks), default=-1)
+    ranks = np.sort(timed)
+    highest = max((int(one.max()) for one in members), default=-1)
     if highest < len(ranks) and _without_gaps(ranks):
         return ranks
-    return np.unique(np.concatenate([ranks, *(stack.ranks.ravel() for stack in stacks)]))
+    return np.unique(np.concatenate([ranks, *(one.ravel() for one in members)]))
 
 
 def _without_gaps(ranks: Ints) -> bool:
@@ -83,21 +79,13 @@ def _missing(reporting: Ints, parallel: ParallelLayout) -> Ints:
     return np.flatnonzero(silent)
 
 
-def _stages(
-    ranks: Ints, parallel: ParallelLayout, stacks: Sequence[CommunicatorBatch], *, partial: bool
-) -> Ints:
-    """The stage of each rank, -1 where it is unknown.
-
-    A job of unknown layout has one stage if all its operations are seen and none is a send or
-    receive: without them there is no pipeline.
-    """
+def _stages(ranks: Ints, parallel: ParallelLayout, *, may_have_stages: bool) -> Ints:
+    """The stage of each rank, -1 where it is unknown."""
     stages = stage_of_ranks(ranks, parallel)
     if stages is not None:
         return stages
-    pipeline = (
-        partial or parallel.pp is not None or any(stack.operation == PAIR_OPERATION for stack in stacks)
-    )
-    return np.full(len(ranks), -1 if pipeline else 0, dtype=np.int64)
+    several = may_have_stages or parallel.pp is not None
+    return np.full(len(ranks), -1 if several else 0, dtype=np.int64)
 
 
 def _in_doubt(ranks: Ints, stages: Ints, silent: Bools, parallel: ParallelLayout) -> Bools:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Bools, CollectiveStack, CollectiveTable, Floats, Ints, StepTable
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, StepTable
 from perfd.analysis.data.robust_stats import median_of, sigma_of
 from perfd.analysis.operations.communicator_batch import stacked
 from perfd.model import ParallelLayout
@@ -54,7 +54,7 @@ class PeriodicStall:
 def periodic_stall(
     steps: StepTable,
     rows: Ints,
-    collectives: Sequence[CollectiveTable | CollectiveStack],
+    collectives: Sequence[CollectiveStack],
     parallel: ParallelLayout,
 ) -> PeriodicStall | None:
     """Stalls of one period among the newest of these rows; None without, or where they cost little.
@@ -74,7 +74,7 @@ def periodic_stall(
 def _regular(
     steps: StepTable,
     rows: Ints,
-    collectives: Sequence[CollectiveTable | CollectiveStack],
+    collectives: Sequence[CollectiveStack],
     parallel: ParallelLayout,
     *,
     exact: bool,
@@ -149,7 +149,7 @@ def _regular_in_time(apart_s: Floats) -> bool:
 
 
 def _waited_for(
-    collectives: Sequence[CollectiveTable | CollectiveStack],
+    collectives: Sequence[CollectiveStack],
     parallel: ParallelLayout,
     stall_s: float,
     *,
