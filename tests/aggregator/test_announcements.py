@@ -112,4 +112,4 @@ def test_changes_are_announced_in_order_and_after_a_while_only_by_who_holds_the_
 def test_without_others_that_continue_nothing_waits() -> None:
     announcements = Announcements()
     announcements.add([fired(7.0)], lambda: False, 1.0)
-    assert announcements.due(1.0) == [fired(7.0)]
+    assert [one.fired_at_unix_s for one in announcements.due(1.0)] == [7.0]

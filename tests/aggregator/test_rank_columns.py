@@ -210,10 +210,12 @@ def test_the_interface_answers_for_a_running_job_in_both_forms() -> None:
         assert short["gpu_count"] == summary["gpu_count"] == 128
         assert "gpus" not in summary
         for wrong, status in (("ranks?metric=x", 400), ("nothing", 404)):
-            with pytest.raises(urllib.error.HTTPError, match=str(status)):
+            with pytest.raises(urllib.error.HTTPError, match=str(status)) as refused:
                 get(f"jobs/{job.name}/{wrong}")
-        with pytest.raises(urllib.error.HTTPError, match="404"):
+            refused.value.close()
+        with pytest.raises(urllib.error.HTTPError, match="404") as unknown:
             get("jobs/nobody/ranks")
+        unknown.value.close()
 
 
 def test_charts_of_many_steps_are_medians_of_neighbors() -> None:

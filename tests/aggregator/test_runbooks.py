@@ -30,7 +30,8 @@ def get(running, path):
         with urllib.request.urlopen(f"http://{running.http_address}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def test_every_rule_that_ships_has_a_page_of_what_to_do(running):

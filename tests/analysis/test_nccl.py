@@ -232,6 +232,16 @@ def test_a_communicator_for_a_few_numbers_does_not_stand_for_the_one_that_moves_
     assert (kind.communicators, kind.transfer_s) == (2, pytest.approx(0.01))
 
 
+def test_lines_that_say_they_cover_billions_of_steps_take_no_memory_for_each():
+    steps = step_table([0.1] * 60, steps_covered=[1, *[1 << 40] * 59])
+
+    result = summarise(
+        job_data(steps, description=DP4, collectives=[table([0, 1], [0, 1])]), AnalysisSettings()
+    )
+
+    assert result.nccl.groups[0].ranks == (0, 1)
+
+
 def test_communicators_side_by_side_show_what_each_shows_alone():
     random = np.random.default_rng(1)
     tables = [

@@ -72,7 +72,8 @@ def get(url: str) -> Any:
 def refused(url: str) -> tuple[int, str]:
     with pytest.raises(urllib.error.HTTPError) as found:
         urllib.request.urlopen(url, timeout=20)
-    return found.value.code, json.load(found.value)["error"]
+    with found.value as answer:
+        return answer.code, json.load(answer)["error"]
 
 
 def test_the_interface_compares_as_the_command_does(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,8 +79,9 @@ def test_many_gpus_get_fewer_points() -> None:
     ],
 )
 def test_a_wrong_range_is_refused(query: str, played: Callable[[str], str]) -> None:
-    with pytest.raises(urllib.error.HTTPError, match="400"):
+    with pytest.raises(urllib.error.HTTPError, match="400") as refused:
         api(played("dp4"), f"jobs/dp4/{query}")
+    refused.value.close()
 
 
 def test_a_range_has_its_steps_with_loss_and_phases(played: Callable[[str], str]) -> None:

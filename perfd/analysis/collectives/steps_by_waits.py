@@ -19,7 +19,7 @@ import numpy as np
 from perfd.analysis.data.job_data import Floats, Ints, JobData, OperationPace, StepTable
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.operation_rate import each_step_s, paced
+from perfd.analysis.operations.operation_rate import MOST_STEPS, each_step_s, lines_of_steps, paced
 from perfd.analysis.operations.repeat_period import repeat_period
 from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 
@@ -120,11 +120,11 @@ def steps_by_waits(stacks: Sequence[CommunicatorBatch], pace: OperationPace, ste
 
 def _spread(of_rows: Floats, waited_s: Floats, ahead: int, steps: StepTable) -> Floats:
     """Each step, with so many `ahead` of the newest row: what steps of its row take, and what it waited."""
+    ahead = min(ahead, MOST_STEPS)
     lasted = np.concatenate((of_rows, np.full(ahead, np.nan)))
     known = min(len(lasted), len(waited_s))
     waited = np.concatenate((np.full(len(lasted) - known, np.nan), waited_s[len(waited_s) - known :]))
-    rows = np.repeat(np.arange(len(steps)), steps.steps_covered)[-len(of_rows) :]
-    own_s = _without_waits(of_rows, waited[: len(of_rows)], rows)
+    own_s = _without_waits(of_rows, waited[: len(of_rows)], lines_of_steps(steps))
     own_s = np.concatenate((own_s, np.full(ahead, own_s[-1])))
     return np.where(np.isfinite(waited), own_s + waited, np.where(np.isfinite(lasted), lasted, own_s))
 
@@ -172,8 +172,8 @@ def _waited_in(stack: CommunicatorBatch, row: int, done: float, *, whole: bool =
         return np.zeros(0)
     numbers = stack.collectives.sequence[row, :length]
     ago = ((numbers[-1] - numbers) / per_step).astype(np.int64)
-    matched = stack.parts.last_arriver[row, :length] >= 0
-    longest = np.full((int(ago.max()) + 1, stack.ranks.shape[1]), np.nan)
+    matched = (stack.parts.last_arriver[row, :length] >= 0) & (ago < MOST_STEPS)
+    longest = np.full((min(int(ago.max()) + 1, MOST_STEPS), stack.ranks.shape[1]), np.nan)
     np.fmax.at(longest, ago[matched], stack.parts.wait_s[row, :length][matched])
     # Of two ranks the middle one would be half of what the late one costs.
     return np.asarray(np.fmax(*longest.T) if longest.shape[1] == 2 else median(longest, axis=1))

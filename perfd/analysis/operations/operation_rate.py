@@ -12,9 +12,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, StepTable
+from perfd.analysis.data.job_data import Floats, Ints, StepTable
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 
+MOST_STEPS = 65_536
+"""That are looked at one by one: four times as many as operations of a communicator are in memory."""
 _FEWEST_LINES = 5
 """Of the log in that time; by fewer the end of one or another decides."""
 
@@ -30,12 +32,18 @@ def paced(stack: CommunicatorBatch, steps: StepTable, step_s: float | None) -> C
 
 
 def each_step_s(steps: StepTable) -> Floats:
-    """How long each step took, the newest last; of a line that covers several, their mean for each.
+    """How long each of the newest steps took, the newest last; of a line of several, their mean for each."""
+    return steps.step_time_s[lines_of_steps(steps)]
 
-    Lines of warm-up are left out, and all before them.
-    """
+
+def lines_of_steps(steps: StepTable) -> Ints:
+    """The line of each of the newest steps, the newest last, without those of warm-up and all before them."""
     first = int(np.flatnonzero(steps.warmup)[-1]) + 1 if steps.warmup.any() else 0
-    return np.repeat(steps.step_time_s[first:], steps.steps_covered[first:])
+    # A line may say that it covers any number of steps.
+    covered = np.minimum(steps.steps_covered[first:], MOST_STEPS)
+    first += max(0, len(covered) - 1 - int(np.searchsorted(covered[::-1].cumsum(), MOST_STEPS)))
+    lines = np.arange(first, len(steps))
+    return np.repeat(lines, covered[len(covered) - len(lines) :])[-MOST_STEPS:]
 
 
 def mean_step_s(steps: StepTable, newest_s: Floats) -> Floats:
