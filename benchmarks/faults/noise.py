@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from perfd_collectors.training_log.log_document import read_logs
 
 from benchmarks.faults.scenario import World
 from perfd.recording import bundled
+from tests.support.read_logs import read_logs
 
 _WIDEST = 0.25
 """Of a step: what is longer was a profiler writing its trace."""

@@ -54,8 +54,9 @@ def test_both_generations_of_libkineto_say_when_they_are_busy(types, idle):
 
 
 def test_an_answer_without_a_configuration_is_empty():
-    assert kineto_protocol.decode_reply(kineto_protocol.poll_reply("")) == ""
-    assert kineto_protocol.decode_reply(kineto_protocol.poll_reply("A=1\n")) == "A=1\n"
+    kind = b"req".ljust(32, b"\0")
+    assert kineto_protocol.poll_reply("") == (0).to_bytes(8, "little") + kind
+    assert kineto_protocol.poll_reply("A=1\n") == (4).to_bytes(8, "little") + kind + b"A=1\n"
 
 
 def order(**changes):

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.log_document import read_logs
 from perfd_collectors.training_log.log_parser import LogParser, new_job
 from training_log.logs import records_of
 
 from perfd.model import TrainingStep
+from tests.support.read_logs import read_logs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
 LOGS = sorted(FIXTURES.glob("*.log"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log import SPEC
-from perfd_collectors.training_log.log_document import read_logs
 from perfd_collectors.training_log.replay import RecordedLog
 from training_log.logs import iteration, timers
 
@@ -19,6 +18,7 @@ from perfd.errors import RecordingError
 from perfd.model import EventKind, JobDescription, LogProgress, Record, StepPhases, TrainingStep
 from perfd.recording import bundled
 from perfd.testing.collector_contract import check_replay
+from tests.support.read_logs import read_logs
 
 SECOND_NS = 10**9
 START_UNIX_S = 1_746_093_600  # 2025-05-01 10:00:00 UTC

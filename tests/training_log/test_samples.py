@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.log_document import LogDocument, read_logs
+from perfd_collectors.training_log.log_document import LogDocument
 
 from perfd.model import EventKind
+from tests.support.read_logs import read_logs
 
 _SHARED = os.environ.get("PERFD_SHARED")
 pytestmark = pytest.mark.skipif(_SHARED is None, reason="PERFD_SHARED does not name the shared directory")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from perfd.model import (
@@ -106,15 +105,6 @@ class LogDocument:
             **{name: value for name, value in line.items() if name != "time_unix_ns"},
             "phases": {name: _phase(phase) for name, phase in block.phases.items()} if block else {},
         }
-
-
-def read_logs(paths: Iterable[Path]) -> LogDocument:
-    """Read all logs of a job: of several ranks, or consecutive ones."""
-    document = LogDocument()
-    for path in paths:
-        with path.open("rb") as log:
-            document.read(log)
-    return document
 
 
 def _model(job: JobDescription | None) -> dict[str, Any] | None:

@@ -84,17 +84,6 @@ def poll_reply(configuration: str) -> bytes:
     return _frame(b"req", configuration.encode())
 
 
-def decode_reply(datagram: bytes) -> str | None:
-    """The configuration in an answer to `ConfigPoll`; empty for none, None if it is not such an answer."""
-    if len(datagram) < _HEADER.size:
-        return None
-    size, kind = _HEADER.unpack_from(datagram)
-    payload = datagram[_HEADER.size :]
-    if size != len(payload) or not kind.startswith(b"req"):
-        return None
-    return payload.decode(errors="replace")
-
-
 def _frame(kind: bytes, payload: bytes) -> bytes:
     return _HEADER.pack(len(payload), kind) + payload
 

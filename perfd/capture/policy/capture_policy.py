@@ -81,11 +81,6 @@ class CapturePolicy:
         self._budget = CaptureBudget(longest_s)
         self._away = AgentPresence()
 
-    @property
-    def open_captures(self) -> Sequence[Capture]:
-        """The captures that have not ended."""
-        return tuple(self._open.values())
-
     def handle(self, event: Event, now_unix_s: float) -> list[Action]:  # noqa: PLR0911  (one per event)
         """The actions for an event."""
         match event:
