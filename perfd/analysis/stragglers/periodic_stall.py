@@ -64,8 +64,8 @@ def periodic_stall(
     """
     found = (
         _regular(steps, rows[-newest:], collectives, parallel, exact=newest < max(_NEWEST), costly=costly)
+        for costly in (False, True)
         for newest in _NEWEST
-        for costly in (True, False)
         if newest == max(_NEWEST) or newest < len(rows)
     )
     return next((one for one in found if one is not None), None)
