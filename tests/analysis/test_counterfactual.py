@@ -321,6 +321,17 @@ def test_who_alone_does_not_wait_longer_is_slow_since_then() -> None:
     assert found.gain_ratio == pytest.approx(0.2)
 
 
+def test_of_two_changes_the_larger_one_says_who_is_slow() -> None:
+    """Steps became longer by little because of one rank, and then by far more because of another one."""
+    steps, waited = history(10, 0.2, [0.0, 1.0, 1.0, 1.0])
+    steps[-5:] += 0.4
+    waited[-5:] += 0.4 * np.array([1.0, 1.0, 0.0, 1.0])
+    found = slow_since(steps, waited)
+
+    assert found is not None
+    assert (found.place, found.steps) == (2, 5)
+
+
 @pytest.mark.parametrize(
     ("since", "longer_s", "waiting"),
     [

@@ -37,6 +37,8 @@ so many steps, and in this share of them. Interleaved stages took 11% longer for
 least in 4 of 4, 5 of 6 and 6 of 9 (4 H200, 2026-11-26)."""
 _PAUSES = 1
 """Steps before that may be as long, such as a checkpoint."""
+_MOST_OF_IT = 0.75
+"""Of the largest change, from which on an earlier one is the same. Chosen."""
 _NOT_IT, _IT = 0.5, 0.25
 """Of what steps are longer, what others wait longer at least, and the slow one at most."""
 
@@ -70,12 +72,15 @@ def slow_since(step_time_s: Floats, waits_s: Floats, *, own_times: bool = False)
     if steps < _FEWEST_SINCE + _FEWEST_BEFORE or waits_s.shape[1] < 2:
         return None
     lasted, waited = step_time_s[len(step_time_s) - steps :], waits_s[len(waits_s) - steps :]
-    # The earliest moment from which on it holds: a few steps later it does, too.
-    for since in range(min(_MOST_SINCE, steps - _FEWEST_BEFORE), _FEWEST_SINCE - 1, -1):
-        found = _changed(lasted, waited, steps - since, own_times=own_times)
-        if found is not None:
-            return found
-    return None
+    found = [
+        one
+        for since in range(min(_MOST_SINCE, steps - _FEWEST_BEFORE), _FEWEST_SINCE - 1, -1)
+        if (one := _changed(lasted, waited, steps - since, own_times=own_times)) is not None
+    ]
+    # The earliest moment from which on it holds: a few steps later it does, too. But steps that became a
+    # little longer before are of another change.
+    most = max((one.gain_ratio for one in found), default=0.0)
+    return next((one for one in found if one.gain_ratio >= _MOST_OF_IT * most), None)
 
 
 def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: bool) -> SlowSince | None:
