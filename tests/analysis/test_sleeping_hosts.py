@@ -443,6 +443,25 @@ def test_a_rank_that_seems_to_cost_about_what_waiting_of_all_hosts_does_is_the_l
     assert all(one.gain_ratio == pytest.approx(0.2, abs=0.01) for one in blamed)
 
 
+@pytest.mark.parametrize("idle_steps", [0, 30])
+def test_what_gpus_did_before_the_newest_steps_does_not_show_that_they_are_busy(idle_steps: int) -> None:
+    """Hosts sleep as long as each other; a GPU has idled for a quarter of the steps that are looked at."""
+    steps = step_table([STEP_S] * 100)
+    seen = gpus(steps, idle=(False,) * RANKS)
+    running = np.ones(seen.metrics[GpuColumn.BUSY].shape, dtype=np.float32)
+    running[len(running) - 2 * idle_steps :, 0] = 0.5
+    data = job_data(
+        steps,
+        description=description(world_size=RANKS, dp=RANKS),
+        collectives=[gradients(lags(20, RANKS, {0: 0.1}))],
+        nccl=[NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(RANKS)],
+        launches=launches([[0.5]] * 4),
+        gpu=replace(seen, metrics={**seen.metrics, GpuColumn.BUSY: running}),
+    )
+    blamed = any(one.kind is Kind.STRAGGLER for one in summarise(data, AnalysisSettings()).findings)
+    assert blamed is (idle_steps == 0)
+
+
 def readings(counts: Sequence[tuple[float, float]], *, rank: int = 0) -> LaunchReadings:
     """Times and counters of one rank."""
     found = LaunchReadings(Limits(), AggregatorCounters())

@@ -105,6 +105,11 @@ def stepwise(ratios: list[float]) -> GpuActivity:
     return gpu_activity(gpu, table, np.arange(1, len(ratios) + 1))
 
 
+def test_a_rank_that_was_slow_in_most_steps_and_is_not_in_the_newest_is_not_named_any_more():
+    assert len(stragglers_by_activity(stepwise([1.0] * 2 + [1.3] * 22), DP8)) == 1
+    assert stragglers_by_activity(stepwise([1.3] * 20 + [1.0] * 4), DP8) == ()
+
+
 def test_a_rank_that_is_slow_in_most_steps_but_not_in_nearly_all_is_not_named():
     assert stragglers_by_activity(stepwise([1.3, 1.3, 1.0] * 5), DP8) == ()
     assert len(stragglers_by_activity(stepwise([1.3, 1.3, 1.3, 1.3, 1.3, 1.0] * 3), DP8)) == 1

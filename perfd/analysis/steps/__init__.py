@@ -7,6 +7,7 @@ from perfd.analysis.steps.activity_by_gpu import (
     IdleSince,
     gpu_activity,
     idle_since,
+    newest_rows,
 )
 from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
@@ -120,6 +121,7 @@ __all__ = [
     "longer_steps",
     "mean_over_gpus",
     "memory",
+    "newest_rows",
     "optimizer",
     "pipeline",
     "rows_of_pace",

@@ -61,6 +61,13 @@ class GpuActivity:
         """One metric, the median over steps, for each GPU; NaN where it is unknown."""
         return self.medians.get(name, np.full(len(self.gpus), np.nan))
 
+    def lately(self, name: GpuColumn) -> Floats:
+        """The same over the newest of these steps: what was usual until a fault began is another thing."""
+        values = self.metrics.get(name)
+        if values is None:
+            return self.of_gpus(name)
+        return np.asarray(median(values[-newest_rows(len(values)) :], axis=0), dtype=np.float64)
+
     @property
     def kernel_metric(self) -> GpuColumn:
         """The metric that shows how long any kernel ran: GPM's, else NVML's coarser utilization.
@@ -81,6 +88,11 @@ class GpuActivity:
     def usual(self, values: NDArray[np.floating] | None) -> bool:
         """Whether there are enough samples of each GPU for their median to say what is usual."""
         return values is not None and bool(np.isfinite(values).sum() >= _FEWEST_SAMPLES * values.shape[1])
+
+
+def newest_rows(rows: int, fewest: int = _FEWEST_SAMPLES) -> int:
+    """How many of the newest steps with samples are now: a quarter of them, and as many as are trusted."""
+    return max(fewest, rows // 4)
 
 
 METRICS = (

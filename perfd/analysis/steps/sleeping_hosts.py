@@ -159,7 +159,8 @@ def asleep_together(table: LaunchTable | None, activity: GpuActivity, world: int
         return None
     alike = asleep_alike(table, SETTLED)
     if activity.usual(activity.metrics.get(activity.kernel_metric)):
-        idlest = 1 - float(np.min(activity.of_gpus(activity.kernel_metric)))
+        running = activity.of_gpus(activity.kernel_metric), activity.lately(activity.kernel_metric)
+        idlest = 1 - float(np.min(running))
         waits = alike and idlest >= THRESHOLDS.idle_ratio
     else:
         waits = alike or loaders_all_busy(table)

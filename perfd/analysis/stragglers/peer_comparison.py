@@ -16,7 +16,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, median
-from perfd.analysis.steps import STEADY_STEPS, TRAINING_TIME, GpuActivity, Timers
+from perfd.analysis.steps import STEADY_STEPS, TRAINING_TIME, GpuActivity, Timers, newest_rows
 from perfd.analysis.stragglers.role_groups import RoleBlock, others, role_blocks
 from perfd.model import GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS
@@ -32,6 +32,8 @@ _MAD_FLOOR = 0.005
 """Timers and GPM are no more exact than this."""
 _FEWEST_SPREAD = 4
 """Peers: of fewer, a slow one changes what the others are compared with."""
+_LASTS = 0.5
+"""Of what a rank differs by in most steps, which it does in the newest while that lasts. Chosen."""
 _MAJORITY = 3
 """With so many peers the one that differs from the others is known."""
 
@@ -250,7 +252,10 @@ def _differences(ratios: Floats, fewest: int) -> _Differences:
     large = middle - 1 >= np.maximum(
         THRESHOLDS.straggler_slowdown_ratio, sigmas * np.hypot(error, _spread(middle))
     )
-    flagged = (steps >= fewest) & (persistence >= THRESHOLDS.straggler_persistence_ratio) & large
+    # A fault that is over is in most of these steps for some time.
+    lately = median(ratios[-newest_rows(len(ratios), fewest) :], axis=0) - 1
+    lasts = ~(lately < _LASTS * (middle - 1))
+    flagged = (steps >= fewest) & (persistence >= THRESHOLDS.straggler_persistence_ratio) & large & lasts
     return _Differences(flagged, middle, persistence)
 
 
