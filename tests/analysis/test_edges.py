@@ -148,6 +148,15 @@ def test_of_ranks_that_are_late_together_none_is_named_where_operations_of_one_w
     assert named(0.79) is None
 
 
+def test_where_operations_of_a_rank_were_lost_one_that_is_late_with_it_may_be_unseen():
+    lost = replace(LATE, seen_ratio=0.5)
+    with_groups, of_data = late([lost], inner_groups=True), late([lost])
+    assert with_groups is not None
+    assert of_data is not None
+    assert (with_groups.rank, of_data.rank) == (None, lost)
+    assert late([replace(LATE, seen_ratio=0.8)], inner_groups=True).rank is not None
+
+
 @pytest.mark.parametrize(
     ("inside", "outside"),
     [

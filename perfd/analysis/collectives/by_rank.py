@@ -47,6 +47,8 @@ _OVER = 3
 """Steps without a rank's delay that say that it is over: operations of the newest may be missing."""
 _ON_TIME_RATIO = 0.25
 """Of what a rank usually costs: a block in which it costs less is from before it became slow."""
+_FEWEST_LATE = 4
+"""Steps in which a rank is late, where none before is known in which it was not: fewer may be a pause. Chosen."""
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
 
@@ -369,6 +371,8 @@ def _gains(
         late, others_late = losses.late_steps(place)
         stretch = late_stretch(late)
         late_for[place] = late.sum() if stretch is None else stretch.steps
+        if stretch is None and late.sum() < _FEWEST_LATE:
+            gains[place] = 0.0
         gain = float(gains[place])
         change = step_change(step_time_s, stretch, others_late, replayed_ratio=gain) if stretch else None
         if stretch is None or change is None:

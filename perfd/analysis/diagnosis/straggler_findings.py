@@ -89,15 +89,16 @@ def _slow_rank(facts: JobEvidence) -> Finding | None:
 def _last_to_arrive(facts: JobEvidence) -> Finding | None:
     """A rank, all of a node, or ranks of which it is unknown who is slow; None where none is late."""
     others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
+    layout = facts.parallel
     arrivals = late(
         facts.nccl.ranks,
         {straggler.rank for straggler in others},
         steps_known=facts.step_time.median is not None,
+        inner_groups=any((size or 1) > 1 for size in (layout.tp, layout.cp, layout.pp)),
     )
     named = {straggler.rank for straggler in others[:1]}
     if arrivals is not None and arrivals.rank is not None:
         named.add(arrivals.rank.rank)
-    layout = facts.parallel
     # A node that is one tensor or context group is late with any of its ranks.
     of_group = (layout.tp or 1) * (layout.cp or 1)
     nodes = [node for node in facts.nccl.late_nodes if len(node.ranks) > of_group]

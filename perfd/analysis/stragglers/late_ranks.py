@@ -46,13 +46,18 @@ class Late:
 
 
 def late(
-    ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = (), *, steps_known: bool = True
+    ranks: Sequence[NcclRank],
+    named_elsewhere: Collection[int] = (),
+    *,
+    steps_known: bool = True,
+    inner_groups: bool = False,
 ) -> Late | None:
     """The rank that its peers wait for in NCCL's kernels, if enough is caused by one, else None.
 
     Persistence and magnitude are both needed: by chance some rank is always the last, and one that is always
     the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow.
-    Before `steps_known`, operations of one size count as a step each.
+    Before `steps_known`, operations of one size count as a step each. With `inner_groups` ranks may be late
+    because of others that are late with them.
     """
     least_ratio = (
         THRESHOLDS.straggler_certain_wait_ratio
@@ -68,7 +73,7 @@ def late(
     least = (worst.gain_ratio or 0) / 2
     together = [rank for rank in ranks if _persistent(rank) or (rank.gain_ratio or 0) >= least]
     return Late(
-        rank=_slowest(together, named_elsewhere),
+        rank=_slowest(together, named_elsewhere, inner_groups=inner_groups),
         together=tuple(rank.rank for rank in together),
         gain_ratio=worst.gain_ratio or 0.0,
         last_ratio=worst.last_ratio or 0.0,
@@ -106,12 +111,19 @@ def _costly(rank: NcclRank, least_ratio: float) -> bool:
     return (rank.gain_ratio or 0) >= least
 
 
-def _slowest(together: Sequence[NcclRank], named_elsewhere: Collection[int]) -> NcclRank | None:
+def _slowest(
+    together: Sequence[NcclRank], named_elsewhere: Collection[int], *, inner_groups: bool
+) -> NcclRank | None:
     confirmed = [rank for rank in together if rank.rank in named_elsewhere]
-    if confirmed or len(together) == 1:
-        return confirmed[0] if confirmed else together[0]
+    if confirmed:
+        return confirmed[0]
+    alone = len(together) == 1
+    if alone and not inner_groups:
+        return together[0]
     if any(rank.seen_ratio is not None and rank.seen_ratio < _MOSTLY_SEEN for rank in together):
         return None
+    if alone:
+        return together[0]
     # Who waits so much less than its peers that it explains how late they are together.
     least = max(rank.gain_ratio or 0.0 for rank in together) * _EXPLAINS
     explaining = [rank for rank in together if (rank.excess_ratio or 0.0) >= least]
