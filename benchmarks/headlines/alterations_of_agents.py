@@ -97,7 +97,7 @@ def _sampled(record: Record) -> Record | None:
         record,
         sequences=[record.sequences[at] for at in kept],
         durations_ns=[record.durations_ns[at] for at in kept],
-        sizes_bytes=[record.sizes_bytes[at] for at in kept],
+        sizes_bytes=[record.sizes_bytes[at] for at in kept] if record.sizes_bytes else (),
         gpu_starts_ns=[record.gpu_starts_ns[at] for at in kept] if record.gpu_starts_ns else (),
         start_increments_us=increments,
         queued_us=[record.queued_us[at] for at in kept] if record.queued_us else (),

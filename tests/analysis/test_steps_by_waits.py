@@ -9,6 +9,7 @@ import pytest
 from analysis.jobs import job_data, step_table
 
 from perfd.analysis.collectives.steps_by_waits import in_steps
+from perfd.analysis.collectives.waits_by_step import waits_by_step
 from perfd.analysis.data.job_data import Floats, JobData, OperationPace
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
 from perfd.model import ParallelLayout
@@ -33,6 +34,16 @@ def stacks(waits_s: Floats, ranks: int = 4) -> list[CommunicatorBatch]:
         counted_s=30.0,
     )
     return stacked(stacks_of([table]), ParallelLayout())
+
+
+def test_what_a_rank_waits_that_reports_no_operation_is_unknown() -> None:
+    waits = np.full(20, 0.1)
+    of_all = stacks(waits)
+    of_all[0].collectives.durations_s[..., 3] = np.nan
+    steps = step_table([OWN_S + 0.1] * 20)
+    found = waits_by_step(of_all, 4, steps, OWN_S + 0.1, 10)
+    assert np.isnan(found[:, 3]).all()
+    assert np.isfinite(found[:, :3]).all()
 
 
 def sized(found: list[CommunicatorBatch], sizes: list[float]) -> list[CommunicatorBatch]:

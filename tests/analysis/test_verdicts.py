@@ -239,6 +239,31 @@ def test_where_a_rank_is_missing_nobody_of_its_stage_is_blamed_and_the_missing_o
     assert "no rank of their stage" in missing.evidence[0]
 
 
+def test_where_one_is_silent_another_stage_of_a_pipeline_may_be_late_because_of_one_that_is_not_seen():
+    stages = description(world_size=4, pp=2, dp=2, micro_batch_size=1, global_batch_size=8)
+    late = table([0, 1], [0.05, 0])
+    seen = summary([late, table([2, 3], [0, 0], communicator="cd")], job=stages)
+    assert finding(seen, Kind.STRAGGLER) is not None
+    # Rank 3 is silent, so that of rank 2, whose pipeline rank 0 is of, nothing is known.
+    assert finding(summary([late, table([2], [0], communicator="cd")], job=stages), Kind.STRAGGLER) is None
+
+
+@pytest.mark.parametrize(("behind_s", "named"), [(7.0, True), (20.0, False)])
+def test_whom_ranks_waited_for_some_time_ago_need_not_be_late_any_more(behind_s: float, named: bool):
+    """Operations of rank 3, ten a second, come late."""
+    operations = table([0, 1, 2, 3], [0, 0, 0.05, 0], operations=300, operations_per_s=10.0)
+    durations = operations.durations_s.copy()
+    durations[300 - round(10 * behind_s) :, 3] = np.nan
+    result = summary([replace(operations, durations_s=durations)])
+
+    assert (finding(result, Kind.STRAGGLER) is not None) is named
+    assert result.nccl.behind_ranks == (() if named else (3,))
+    if not named:
+        missing = finding(result, Kind.MISSING_TELEMETRY)
+        assert "Operations of rank 3 come seconds later" in missing.evidence[0]
+        assert "comes late" in missing.advice
+
+
 def test_a_finding_that_rests_on_a_part_of_the_operations_says_so():
     def judged(lost: int) -> JobSummary:
         waits = [table([0, 1, 2, 3], [0, 0, 0.02, 0])]

@@ -35,6 +35,17 @@ def test_a_recording_that_is_not_altered_is_written_as_it_was(tmp_path: Path) ->
     assert sum(len(piece.records) for piece in again) == sum(len(piece.records) for piece in found)
 
 
+def test_one_of_ten_operations_is_kept_also_where_sizes_are_unknown(tmp_path: Path) -> None:
+    kept = ALTERATIONS["1 of 10 operations"]
+    saving = FRESH.with_name("recorded_wide") / "saving4/recording"
+    found = [record for piece in kept(pieces(saving)) for record in piece.records]
+    sampled = [record for record in found if isinstance(record, CollectiveTimes)]
+    assert all(
+        not record.sizes_bytes or len(record.sizes_bytes) == len(record.sequences) for record in sampled
+    )
+    assert all(number % 10 == 0 for record in sampled for number in record.sequences)
+
+
 def test_a_rank_that_is_unseen_has_no_records(tmp_path: Path) -> None:
     write(ALTERATIONS["last rank unseen"](pieces(JOB)), tmp_path / "less", "less")
     assert _ranks(JOB, CollectiveTimes) == _ranks(JOB, RankPlacement) == {0, 1}

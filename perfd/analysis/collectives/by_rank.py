@@ -48,7 +48,7 @@ _OVER = 3
 _ON_TIME_RATIO = 0.25
 """Of what a rank usually costs: a block in which it costs less is from before it became slow."""
 _FEWEST_LATE = 4
-"""Steps in which a rank is late, where none before is known in which it was not: fewer may be a pause. Chosen."""
+"""Steps in which a rank is late, if none before is known in which it was not; fewer are a pause. Chosen."""
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
 

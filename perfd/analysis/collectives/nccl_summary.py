@@ -35,7 +35,7 @@ from perfd.analysis.counterfactual import (
 )
 from perfd.analysis.data.job_data import Bools, Floats, Ints, JobData, NcclTimeTable, StepTable
 from perfd.analysis.layout import ALONE, PAIR_OPERATION, LinkSpeeds, group_name, places, role_name
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch, ranks_behind, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
 
@@ -140,6 +140,8 @@ class NcclSummary:
     """Ranks that hand something to others by broadcast in each step, in a job of unknown layout."""
     missing_ranks: Sequence[int] = ()
     """Ranks that report nothing although others do: then no rank of their stage can be blamed."""
+    behind_ranks: Sequence[int] = ()
+    """Ranks whose operations come seconds later than those of their peers: the same."""
     renewed: bool = False
     """Whether communicators took the place of others seconds ago: who is last in them may be chance."""
     untimed_ranks: Sequence[int] = ()
@@ -167,7 +169,10 @@ def nccl(
     stacks = stacked(job.collectives, parallel)
     # All operations are seen where times are: without sends and receives there is no pipeline.
     pipeline = not times or any(stack.operation == PAIR_OPERATION for stack in stacks)
-    known = roster(times.rank, [stack.ranks for stack in stacks], parallel, may_have_stages=pipeline)
+    behind = ranks_behind(stacks)
+    known = roster(
+        times.rank, [stack.ranks for stack in stacks], parallel, may_have_stages=pipeline, behind=behind
+    )
     of_steps = in_steps([stack.at_places(known.ranks) for stack in stacks], job, step_s)
     placed = of_steps.stacks
     tally = RankTally.of(placed, known.stages, known.roles, parallel)
@@ -187,9 +192,9 @@ def nccl(
         sets=(where.node,) if few else (),
     )
     measures = [measures_of(stack, where) for stack in placed]
-    slow_rank, stalling = (
-        (None, None) if tally.renewed else _by_steps(of_steps, known, job.steps, step_s, parallel)
-    )
+    slow_rank, stalling = None, None
+    if not (tally.renewed or behind):
+        slow_rank, stalling = _by_steps(of_steps, known, job.steps, step_s, parallel)
     share, wait = _of_all(shares) if times else (None, None)
     return NcclSummary(
         share_ratio=share,
@@ -207,6 +212,7 @@ def nccl(
         stalling=stalling,
         roots=broadcast_roots(stacks, parallel),
         missing_ranks=tuple(known.missing.tolist()),
+        behind_ranks=behind,
         renewed=tally.renewed,
         untimed_ranks=tuple(known.ranks[known.reporting[~timed]].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,

@@ -27,9 +27,11 @@ def waits_by_step(
 ) -> Floats:
     """(steps, world), the newest step last: the sum of its waits in seconds; NaN where they are not held.
 
+    Of a rank that reports no operation nothing is.
     `done` is how many steps there were since the first operation, where that is known better than by `steps`.
     """
     total, known = np.zeros((newest, world)), np.zeros(world, dtype=np.int64) + newest
+    reporting = np.zeros(world, dtype=np.bool_)
     of_log = max(int(steps.step[-1]), 1) if len(steps) else 1
     rates = [_per_step(stack, done or of_log, step_s) for stack in stacks]
     ratios = np.concatenate([counted / paced for counted, paced in rates] or [np.ones(1)])
@@ -37,6 +39,7 @@ def waits_by_step(
     resumed = done is None and (middle is None or not 1 / _RESUMED <= middle <= _RESUMED)
     for stack, (counted, paced) in zip(stacks, rates, strict=True):
         for row, length in enumerate(stack.collectives.lengths.tolist()):
+            reporting[stack.ranks[row]] |= np.isfinite(stack.collectives.durations_s[row]).any(axis=0)
             per_step = float((paced if resumed else counted)[row])
             if not per_step >= _LEAST_PER_STEP or not length:
                 continue
@@ -50,6 +53,7 @@ def waits_by_step(
                 total[::-1, rank] += np.bincount(ago[chosen], wait_s[chosen, column], newest)[:newest]
             known[stack.ranks[row]] = np.minimum(known[stack.ranks[row]], int(ago[0]))
     total[np.arange(newest)[:, None] < newest - known] = np.nan
+    total[:, ~reporting] = np.nan
     return total
 
 

@@ -77,6 +77,11 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
             f"No NCCL timings came from {rank_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so"
             " no rank of their stage is named for waiting in collectives."
         )
+    if facts.nccl.behind_ranks:
+        evidence.append(
+            f"Operations of {rank_names(facts.nccl.behind_ranks)} come seconds later than those of their"
+            f" peers ({facts.nccl.source}), so no rank of their stage is named for waiting in collectives."
+        )
     if facts.nccl.renewed:
         evidence.append(
             "Communicators were replaced a few seconds ago, so no rank is named as the last one"
@@ -126,6 +131,8 @@ def _may_cost(gain_ratio: float | None) -> bool:
 def _advice(facts: JobEvidence) -> str:
     """What each kind of silence needs."""
     texts = [advice.NAMES_OF_THEIR_OWN] if facts.shared.doubled else []
+    if facts.nccl.behind_ranks:
+        texts.append(advice.LATE_AGENTS)
     if facts.nccl.missing_ranks or facts.silent_gpu_ranks or facts.hosts_may_limit:
         texts.append(advice.AGENT_ON_EVERY_NODE)
     if facts.wrong_times:

@@ -336,6 +336,10 @@ AGENT_ON_EVERY_NODE = (
     "Run an agent on every node of the job, and check perfd_agent_up and perfd_collector_success of the"
     " nodes of these ranks."
 )
+LATE_AGENTS = (
+    "Check whether agents of the nodes of these ranks get CPU time, and perfd_agent_up: what they send comes"
+    " late."
+)
 GPUS_OF_ITS_OWN = "Give each job GPUs of its own, or run one after the other."
 NAMES_OF_THEIR_OWN = (
     "Start each job with a `perfd run` of its own, so that perfd can distinguish their ranks."

@@ -21,6 +21,10 @@ from perfd.analysis.operations.transfer_wait import (
 )
 from perfd.model import ParallelLayout
 
+_BEHIND_S = 8.0
+"""By how much the operations of a rank come later than those of its peers at least: an agent sends each
+second, and its restart takes some. Chosen."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorBatch:
@@ -94,3 +98,26 @@ def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Communicat
 def _has_inner_groups(parallel: ParallelLayout) -> bool:
     """Whether broadcasts may hand data to a tensor group or stages: the rank that reads it has more to do."""
     return any((size or 1) > 1 for size in (parallel.tp, parallel.pp, parallel.cp))
+
+
+def ranks_behind(stacks: Iterable[CommunicatorBatch]) -> tuple[int, ...]:
+    """Ranks whose newest operations are far older than those that others of their communicators reported.
+
+    What all of them reported is of another time than what is known besides: whom they waited for then need
+    not be late any more.
+    """
+    found: set[int] = set()
+    for stack in stacks:
+        sequence, reported = stack.collectives.sequence, stack.parts.last_arriver >= 0
+        row = np.flatnonzero(stack.matched & reported.any(axis=1))
+        newest = sequence[row, stack.collectives.lengths[row] - 1]
+        common = sequence[row, reported.shape[1] - 1 - reported[row, ::-1].argmax(axis=1)]
+        most = _BEHIND_S * stack.collectives.operations_per_s[row]
+        for at in np.flatnonzero(newest - common > most).tolist():
+            own = np.isfinite(stack.collectives.durations_s[row[at]])
+            of_rank = np.where(own, sequence[row[at], :, None], -1).max(axis=0)
+            late = newest[at] - of_rank > most[at]
+            if not late.all():
+                # Else none of them is known: of broadcasts, those without a late root.
+                found.update(stack.ranks[row[at], late].tolist())
+    return tuple(sorted(found))

@@ -32,22 +32,28 @@ class RankIndex:
     missing: Ints
     """The numbers of those of the job that say nothing although others do, in order."""
     in_doubt: Bools
-    """Of each, whether it may be late because of one that says nothing."""
+    """Of each, whether it may be late because of one that says nothing, or says it late."""
 
 
 def roster(
-    timed: Ints, members: Sequence[Ints], parallel: ParallelLayout, *, may_have_stages: bool
+    timed: Ints,
+    members: Sequence[Ints],
+    parallel: ParallelLayout,
+    *,
+    may_have_stages: bool,
+    behind: Sequence[int] = (),
 ) -> RankIndex:
     """Of the ranks that are `timed`, or without any those of the communicators, which have these `members`.
 
-    A job of unknown layout has one stage unless it `may_have_stages`.
+    A job of unknown layout has one stage unless it `may_have_stages`. What is known of the ranks `behind` is
+    of some time ago.
     """
     ranks = _ranks(timed, members)
     reporting = np.searchsorted(ranks, np.sort(timed)) if len(timed) else np.arange(len(ranks))
     missing = _missing(ranks[reporting], parallel)
     stages = _stages(np.append(ranks, missing), parallel, may_have_stages=may_have_stages)
-    silent: Bools = np.arange(len(stages)) >= len(ranks)
-    doubtful = _in_doubt(np.append(ranks, missing), stages, silent, parallel)
+    silent: Bools = (np.arange(len(stages)) >= len(ranks)) | np.isin(np.append(ranks, missing), behind)
+    doubtful = _in_doubt(stages, silent)
     return RankIndex(
         ranks=ranks,
         stages=stages[: len(ranks)],
@@ -88,17 +94,13 @@ def _stages(ranks: Ints, parallel: ParallelLayout, *, may_have_stages: bool) -> 
     return np.full(len(ranks), -1 if several else 0, dtype=np.int64)
 
 
-def _in_doubt(ranks: Ints, stages: Ints, silent: Bools, parallel: ParallelLayout) -> Bools:
-    """Ranks that may be late because of one that is silent: its stage, and its replica of the model.
+def _in_doubt(stages: Ints, silent: Bools) -> Bools:
+    """Ranks that may be late because of one that is silent, or of one that may be: its stage, or a pipeline.
 
-    A whole pipeline is late with one of its ranks.
+    A whole pipeline is late with one of its ranks, and of each pipeline a rank is of that stage.
     """
     if not silent.any():
         return silent
-    doubtful = np.isin(stages, stages[silent])
     if stages.max(initial=0) > 0:
-        replica_ranks = (parallel.tp or 1) * (parallel.cp or 1)
-        per_stage = replica_ranks * parallel.dp if parallel.dp else 1 + int(ranks.max())
-        replicas = ranks % per_stage // replica_ranks
-        doubtful |= np.isin(replicas, replicas[silent])
-    return np.asarray(doubtful)
+        return np.ones_like(silent)
+    return np.asarray(np.isin(stages, stages[silent]))
