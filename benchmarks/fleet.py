@@ -3,14 +3,15 @@
     python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--kept-s 120]
                                [--uplink grpc nats] [--restart-every-s 5] [--skew-s 120]
                                [--nccl 100] [--partition-s 10] [--recorded FILE]
-                               [--beside CHECKOUT] [--pace-s 1] [--json]
+                               [--beside CHECKOUT] [--pace-s 1] [--settled-s 5] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
 that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
 page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
 same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
 in that of the aggregator. With `--pace-s N` the seconds of agents and aggregator last N seconds, for
-more agents than this machine can drive at once. It exits with 1 if not every batch that was sent was
+more agents than this machine can drive at once. Rounds are counted `--settled-s` after the burst: beyond 30 s
+jobs are calm, whose numbers are made less often. It exits with 1 if not every batch that was sent was
 taken, once.
 """
 
@@ -46,7 +47,7 @@ _KEPT_S = 120
 """As long as the longest window of GPU samples in a live number."""
 _SCRAPE_EVERY_S = 15
 _SETTLED_S = 5
-"""Rounds after the burst that are not counted: they catch up with it."""
+"""Rounds after the burst that are not counted unless another number is given: they catch up with it."""
 _LOOK_EVERY_S = 0.5
 _NO_MORE_S = 20.0
 """Without another batch, those that are missing are taken for lost."""
@@ -64,6 +65,7 @@ def measure(
     kept_s: int = _KEPT_S,
     partition_s: int = 0,
     pace_s: float = 1.0,
+    settled_s: int = _SETTLED_S,
 ) -> dict[str, Any]:
     """The figures of one aggregator that starts empty; a second of the agents lasts `pace_s`.
 
@@ -82,7 +84,7 @@ def measure(
         while server is not None and not aggregator.values().get("perfd_nats_reading"):
             time.sleep(0.1)
         away = partition_range(seconds, partition_s)
-        drive = _Drive(aggregator, rounds, traffic, partitioned=away, pace_s=pace_s)
+        drive = _Drive(aggregator, rounds, traffic, partitioned=away, pace_s=pace_s, settled_s=settled_s)
         driven = asyncio.run(drive.run(seconds, kept_s, server))
         peak_bytes = aggregator.peak_bytes()
     return {
@@ -116,8 +118,9 @@ class _Drive:
         *,
         partitioned: range,
         pace_s: float,
+        settled_s: int,
     ) -> None:
-        self._pace_s = pace_s
+        self._pace_s, self._settled_s = pace_s, settled_s
         self._aggregator = aggregator
         self._rounds = rounds
         self._traffic = traffic
@@ -178,26 +181,27 @@ class _Drive:
         # What is made in the meantime is late, and of all agents alike.
         start_ns, before, pages, late_s, cpu_s = time.time_ns(), 0, [], 0.0, 0.0
         started_s = time.perf_counter()
-        for second in range(_SETTLED_S + seconds):
-            if second == _SETTLED_S:
+        settled_s = self._settled_s
+        for second in range(settled_s + seconds):
+            if second == settled_s:
                 before, cpu_s = len(rounds_of(self._rounds)), aggregator.cpu_s()
             sequence, now_ns = kept_s + second + 2, start_ns + second * _SECOND_NS
             restarted = self._traffic.restarts(sequence)
             if restarted is not None:
                 self._job_restarts += 1
                 await agents[restarted * 7 % len(agents)].restart()
-            away = second - _SETTLED_S in self._partitioned
+            away = second - settled_s in self._partitioned
             await asyncio.gather(
                 *(self._send(agent, n, sequence, now_ns, away=away) for n, agent in enumerate(agents))
             )
-            if second % _SCRAPE_EVERY_S == _SETTLED_S:
+            if second % _SCRAPE_EVERY_S == settled_s % _SCRAPE_EVERY_S:
                 read_s = time.perf_counter()
                 page = await asyncio.to_thread(aggregator.page)
                 pages.append((len(page), time.perf_counter() - read_s))
             ahead_s = started_s + (second + 1) * self._pace_s - time.perf_counter()
             late_s = max(late_s, -ahead_s)
             await asyncio.sleep(max(0.0, ahead_s))
-        took_s = time.perf_counter() - started_s - _SETTLED_S * self._pace_s
+        took_s = time.perf_counter() - started_s - settled_s * self._pace_s
         cpu_s = aggregator.cpu_s() - cpu_s
         times = rounds_of(self._rounds)[before:]
         # A round comes with each batch, however late this machine makes the batches.
@@ -272,6 +276,7 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, help="another checkout, measured in turn")
     parser.add_argument("--pairs", type=int, default=1, help="how often each is measured")
     parser.add_argument("--pace-s", type=float, default=1.0, help="how long a second of the agents lasts")
+    parser.add_argument("--settled-s", type=int, default=_SETTLED_S, help="after the burst, not counted")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     traffic = Traffic(
@@ -294,6 +299,7 @@ def main() -> None:
                     kept_s=args.kept_s,
                     partition_s=args.partition_s,
                     pace_s=args.pace_s,
+                    settled_s=args.settled_s,
                 )
                 complete &= result["sent_batches"] == result["taken_batches"]
                 print(json.dumps(result) if args.json else _text(result), flush=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from perfd.aggregator.failures import Part
+from perfd.aggregator.job_changes import JobChanges, Progress
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
 from perfd.aggregator.state import AggregatorState, all_compute, job_data
@@ -48,14 +49,11 @@ _IDLE_S = 60.0
 
 _NEWEST_STEPS, _FEWEST_LINES = 8, 3
 """Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
-
-Key = tuple[int, ...]
-_NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
 _SAME_STEP = 0.1
 """Steps that differ by less from the usual one are as before: faults that are worth an alert cost more."""
 
-_STEPS_OF_STALL = 3
-"""A job without a new step for so many usual ones may hang. Chosen: as soon as alerts should come."""
+Key = tuple[int, ...]
+_NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +105,7 @@ class JobSummaries:
         """By job, its nodes when its GPUs were counted, when that was, and as how many it counts."""
         self._looked_s: dict[str, float] = {}
         """By job, when its live numbers were asked for last, whatever came of it."""
+        self._signs = JobChanges()
         self._turn = SummaryTurn(jobs=(), credit_gpus=0.0)
         self._turned_s = -math.inf
         self._interval_s = 0.0
@@ -114,26 +113,32 @@ class JobSummaries:
     def make(self, now_unix_s: float) -> None:
         """Make the live numbers of the jobs whose turn it is, of those with news."""
         now_s = self._clock.monotonic_s()
-        waiting, all_gpus = [], 0
+        waiting, all_gpus, calm_gpus = [], 0, 0
         with self._state.lock:
             for name, job in self._fleet.jobs.items():
                 gpus = self._gpus_of(name, job, now_s)
-                all_gpus += 0 if job.ended else gpus
                 known = self._live.known.get(name)
                 waited_s = now_s - self._looked_s.get(name, -math.inf)
-                if known is None or known.key != self._key(job):
-                    presses = known is not None and (
-                        self._verdicts[name].pending
-                        or _shows_change(job, known.data, known.summary)
-                        or _stalls(job, known.data, known.summary, waited_s)
+                news = known is None or known.key != self._key(job)
+                pending = known is not None and self._verdicts[name].pending
+                signs = self._signs.signs(name, _progress(job, known), now_s, waited_s)
+                all_gpus += 0 if job.ended else gpus
+                calm_gpus += gpus if signs.calm and not job.ended else 0
+                if news or pending:
+                    waiting.append(
+                        WaitingJob(
+                            name=name,
+                            waited_s=waited_s,
+                            gpus=gpus if news else 0,
+                            pressing=news and (pending or signs.presses),
+                            calm=signs.calm and not pending,
+                        )
                     )
-                    waiting.append(WaitingJob(name=name, waited_s=waited_s, gpus=gpus, pressing=presses))
-                elif self._verdicts[name].pending:
-                    waiting.append(WaitingJob(name=name, waited_s=waited_s, gpus=0))
         self._interval_s = min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
         self._turn = next_turn(
             waiting,
             all_gpus=all_gpus,
+            calm_gpus=calm_gpus,
             credit_gpus=self._turn.credit_gpus,
             elapsed_s=now_s - self._turned_s,
         )
@@ -272,6 +277,7 @@ class JobSummaries:
             self._changes.pop(name, None)
             self._looked_s.pop(name, None)
             self._gpus.pop(name, None)
+            self._signs.forget(name)
 
     def _with_lasting_fault(self, job: str, derived: Derived, now_unix_s: float) -> Sequence[Finding]:
         """What a round found, with the fault that goes on though its evidence is of long ago."""
@@ -374,11 +380,26 @@ def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
     )
 
 
-def _shows_change(job: JobState, data: JobData, summary: JobSummary) -> bool:
+def _progress(job: JobState, known: Derived | None) -> Progress:
     """Compare what is known of a job with what its newest numbers were made of; cheap, and may be wrong.
 
     Samples of GPUs are not looked at: they show in the numbers of the job's next turn.
     """
+    newest_unix_s, step_s = job.steps.last_unix_s, job.steps.last_step_time_s
+    if known is None:
+        return Progress(newest_unix_s=newest_unix_s, usual_step_s=None, line_s=None, changed=False)
+    data, usual_s = known.data, known.summary.step_time_s.median
+    timed = step_s is not None and usual_s is not None and len(data.steps) > 0
+    return Progress(
+        newest_unix_s=newest_unix_s,
+        usual_step_s=usual_s if len(data.steps) else None,
+        line_s=usual_s * float(data.steps.steps_covered[-1]) if timed and usual_s is not None else None,
+        changed=_changed(job, data)
+        or (step_s is not None and usual_s is not None and abs(step_s - usual_s) > _SAME_STEP * usual_s),
+    )
+
+
+def _changed(job: JobState, data: JobData) -> bool:
     return (
         job.ended != (data.ended_unix_s is not None)
         or job.attempts.started_unix_s != data.started_unix_s
@@ -386,21 +407,4 @@ def _shows_change(job: JobState, data: JobData, summary: JobSummary) -> bool:
         or len(job.events) != len(data.events)
         or (len(job.events) > 0 and job.events[-1] is not data.events[-1])
         or (job.description is not data.description and job.description != data.description)
-        or _unusual(job.steps.last_step_time_s, summary.step_time_s.median)
     )
-
-
-def _stalls(job: JobState, data: JobData, summary: JobSummary, waited_s: float) -> bool:
-    """Whether there is no further step since the numbers were made, long enough ago for several."""
-    usual_s, newest_unix_s = summary.step_time_s.median, job.steps.last_unix_s
-    return (
-        usual_s is not None
-        and newest_unix_s is not None
-        and waited_s > _STEPS_OF_STALL * usual_s
-        and len(data.steps) > 0
-        and newest_unix_s == data.steps.time_unix_s[-1]
-    )
-
-
-def _unusual(step_s: float | None, usual_s: float | None) -> bool:
-    return step_s is not None and usual_s is not None and abs(step_s - usual_s) > _SAME_STEP * usual_s

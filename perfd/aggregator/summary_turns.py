@@ -10,9 +10,13 @@ GPUS_PER_SECOND = 1024
 """Whose numbers are made in a second at most, in a fleet of any size."""
 GPUS_IN_EACH_ROUND = 256
 """While all jobs have no more, every round makes all. Chosen: 32 nodes, whose numbers cost 1% of a core."""
-_SECONDS_FOR_ALL = 4.0
+SECONDS_FOR_ALL = 4.0
 """In which the numbers of a larger fleet are made once: every second, those of 128 nodes would cost eight
 times as much per node as those of 1,000. Chosen: as old as requested numbers may be."""
+CALM_SECONDS = 15.0
+"""The same of calm jobs. Chosen: as often as Prometheus usually reads them."""
+_CALM_GPUS_IN_EACH_ROUND = 64
+"""While calm jobs have no more, every round makes the numbers of all of them. A quarter of the others."""
 LEAST_GPUS = 8
 """An analysis costs at least as much as that of a job with so many: 128 small jobs fill a second."""
 _PRESSING_SHARE = 0.5
@@ -24,9 +28,15 @@ _LONGEST_SHARE_S = 1.0
 """Slow or rare rounds have no more to do than others: they would become slower still."""
 
 
-def gpus_per_second(all_gpus: int) -> float:
-    """Of how many GPUs numbers are made in a second, where all jobs have so many."""
-    return min(GPUS_PER_SECOND, max(GPUS_IN_EACH_ROUND, all_gpus / _SECONDS_FOR_ALL))
+def gpus_per_second(all_gpus: int, calm_gpus: int = 0) -> float:
+    """Of how many GPUs numbers are made in a second, where all jobs have so many, and those that are calm."""
+    others = _rate(all_gpus - calm_gpus, GPUS_IN_EACH_ROUND, SECONDS_FOR_ALL)
+    calm = _rate(calm_gpus, _CALM_GPUS_IN_EACH_ROUND, CALM_SECONDS)
+    return min(GPUS_PER_SECOND, max(LEAST_GPUS, others + calm))
+
+
+def _rate(gpus: int, in_each_round: int, seconds: float) -> float:
+    return max(float(min(gpus, in_each_round)), gpus / seconds)
 
 
 def counted_gpus(gpus: int) -> int:
@@ -46,6 +56,13 @@ class WaitingJob:
     """Those that its analysis costs as much as; 0 if no analysis is needed."""
     pressing: bool = False
     """Whether the news may be a change of the job, not only another step like those before."""
+    calm: bool = False
+    """Whether its steps would show a change long before its turn, and have shown none of late."""
+
+    @property
+    def due_s(self) -> float:
+        """How long it waits, as a job that is not calm."""
+        return self.waited_s * (SECONDS_FOR_ALL / CALM_SECONDS if self.calm else 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,18 +75,24 @@ class SummaryTurn:
 
 
 def next_turn(
-    waiting: Iterable[WaitingJob], *, all_gpus: int, credit_gpus: float, elapsed_s: float
+    waiting: Iterable[WaitingJob],
+    *,
+    all_gpus: int,
+    credit_gpus: float,
+    elapsed_s: float,
+    calm_gpus: int = 0,
 ) -> SummaryTurn:
     """The jobs that waited longest, up to the round's share; those that press first, in a part of it.
 
     Of those that waited as long the smallest comes first, then the first by name. A job with more GPUs than
-    a share takes those of later rounds, too. `all_gpus` are those of all jobs that go on.
+    a share takes those of later rounds, too. `all_gpus` are those of all jobs that go on, `calm_gpus` of
+    the calm ones among them.
     """
-    ordered = sorted(waiting, key=lambda job: (-job.waited_s, job.gpus, job.name))
+    ordered = sorted(waiting, key=lambda job: (-job.due_s, job.gpus, job.name))
     most = max(all_gpus, sum(job.gpus for job in ordered))
     if most <= GPUS_IN_EACH_ROUND:
         return SummaryTurn(jobs=tuple(job.name for job in ordered), credit_gpus=0.0)
-    per_second = gpus_per_second(most)
+    per_second = gpus_per_second(most, calm_gpus)
     share = per_second * min(max(elapsed_s, 0.0), _LONGEST_SHARE_S)
     credit = min(credit_gpus + share, per_second * _LONGEST_SHARE_S)
     chosen: dict[str, None] = {}

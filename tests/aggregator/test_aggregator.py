@@ -127,6 +127,24 @@ def test_a_round_without_news_makes_nothing_anew(clock):
         assert running.frames()["jobs"].keys is keys
 
 
+def test_series_of_agents_stay_the_same_whichever_agent_sent_last(clock):
+    with (
+        aggregator(clock) as running,
+        FakeAgent(running.grpc_address, node="a", agent_id="a") as one,
+        FakeAgent(running.grpc_address, node="b", agent_id="b") as other,
+    ):
+        for agent in (one, other):
+            agent.hello()
+            agent.send()
+        running.tick()
+        keys = running.frames()["agents"].keys
+        for agent in (one, other, one):
+            clock.advance(1.0)
+            agent.send()
+            running.tick()
+            assert running.frames()["agents"].keys is keys
+
+
 def test_one_round_gives_the_same_page_however_often_it_is_asked_for(clock):
     def perfds(page):
         return {name: value for name, value in values(page).items() if name.startswith("perfd_")}

@@ -103,6 +103,30 @@ def test_a_job_without_further_steps_is_analyzed_before_its_turn() -> None:
         assert looks(fleet, "job3") > usual
 
 
+def test_a_calm_job_has_its_turn_every_15_seconds_and_in_the_next_round_when_it_changes_or_hangs() -> None:
+    jobs = 6
+    with nodes(jobs=jobs) as fleet:
+        shown = []
+        for _ in range(90):
+            page = fleet.second()
+            shown.append([page[_step_of(f"job{job}")] for job in range(jobs)])
+        looks = [
+            len({row[job] for row in rows}) for rows in (shown[5:30], shown[-30:]) for job in range(jobs)
+        ]
+        # In as many seconds each: at first about every two, of 480 GPUs.
+        assert min(looks[:jobs]) >= 6
+        assert max(looks[jobs:]) <= 5
+        # The one whose turn comes last.
+        name = f"job{max(range(jobs), key=lambda job: shown[-1][job])}"
+        fleet.step_time_s[name] = 1.2
+        assert fleet.second()[_step_of(name)] == fleet.newest_step
+        other = f"job{min(range(jobs), key=lambda job: shown[-1][job])}"
+        fleet.stalled.add(other)
+        for _ in range(5):
+            page = fleet.second()
+        assert page[_step_of(other)] == fleet.newest_step - 5
+
+
 def test_rules_about_nodes_see_their_newest_values(tmp_path: Path) -> None:
     (tmp_path / "power.yaml").write_text(
         "groups: [{name: power, interval: 5s, rules: "

@@ -20,7 +20,11 @@ FLEET = {f"job{number}": 160 for number in range(50)}
 
 
 def rounds(
-    gpus: dict[str, int], count: int, every_s: float = 1.0, pressing: Collection[str] = ()
+    gpus: dict[str, int],
+    count: int,
+    every_s: float = 1.0,
+    pressing: Collection[str] = (),
+    calm: Collection[str] = (),
 ) -> list[tuple[str, ...]]:
     """What each round makes where every job always has news; the news of some press from round 20 on."""
     looked_s = dict.fromkeys(gpus, -math.inf)
@@ -33,10 +37,17 @@ def rounds(
                 waited_s=now_s - looked_s[name],
                 gpus=gpus[name],
                 pressing=number >= 20 and name in pressing,
+                calm=name in calm,
             )
             for name in gpus
         ]
-        turn = next_turn(waiting, all_gpus=sum(gpus.values()), credit_gpus=credit, elapsed_s=every_s)
+        turn = next_turn(
+            waiting,
+            all_gpus=sum(gpus.values()),
+            calm_gpus=sum(gpus[name] for name in calm),
+            credit_gpus=credit,
+            elapsed_s=every_s,
+        )
         credit = turn.credit_gpus
         looked_s |= dict.fromkeys(turn.jobs, number * every_s)
         made.append(turn.jobs)
@@ -76,6 +87,27 @@ def test_the_jobs_of_a_large_fleet_are_spread_evenly_over_rounds() -> None:
     for name in FLEET:
         at = [number for number, jobs in enumerate(made) if name in jobs]
         assert {later - earlier for earlier, later in pairwise(at)} <= {7, 8}
+
+
+def test_calm_jobs_come_every_15_seconds_and_another_one_every_4_as_before() -> None:
+    fleet = {f"job{number}": 160 for number in range(12)}
+
+    def longest_s(calm: Collection[str]) -> dict[str, int]:
+        made = rounds(fleet, 90, calm=calm)
+        at = {name: [number for number, jobs in enumerate(made) if name in jobs] for name in fleet}
+        return {name: max(later - earlier for earlier, later in pairwise(at[name][1:])) for name in fleet}
+
+    assert set(longest_s([]).values()) == {4}
+    assert set(longest_s(fleet).values()) <= {15, 16}
+    others = longest_s([name for name in fleet if name != "job5"])
+    assert others["job5"] <= 4
+    assert max(others.values()) <= 16
+
+
+def test_a_calm_job_that_shows_a_change_is_made_in_the_next_round() -> None:
+    fleet = {f"job{number}": 160 for number in range(12)}
+    made = rounds(fleet, 60, pressing={"job7"}, calm=fleet)
+    assert all("job7" in jobs for jobs in made[20:])
 
 
 def test_slow_rounds_have_no_more_to_make_and_fast_ones_less() -> None:

@@ -64,15 +64,24 @@ def self_registry(
 
 
 def reported_agents(agents: Iterable[AgentState], now_s: float, forgotten_after_s: float) -> list[AgentState]:
-    """One agent per node, the one that sent last; none that said goodbye or is long gone."""
+    """One agent per node, the one that sent last, in the order of `agents`, whoever sent last of all.
+
+    None that said goodbye or is long gone.
+    """
     newest: dict[str, AgentState] = {}
-    for agent in sorted(agents, key=lambda agent: (agent.stream is not None, agent.received_s)):
-        newest[agent.node] = agent
+    for agent in agents:
+        known = newest.get(agent.node)
+        if known is None or _sent_later(agent, known):
+            newest[agent.node] = agent
     return [
         agent
         for agent in newest.values()
         if agent.stream is not None or not (agent.left or now_s - agent.received_s > forgotten_after_s)
     ]
+
+
+def _sent_later(one: AgentState, other: AgentState) -> bool:
+    return (one.stream is not None, one.received_s) >= (other.stream is not None, other.received_s)
 
 
 def agent_keys(agent: AgentState) -> list[SeriesKey]:

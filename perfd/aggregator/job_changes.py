@@ -1,0 +1,74 @@
+"""What shows, before an analysis and at little cost, that a job's numbers may have changed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfd.aggregator.summary_turns import SECONDS_FOR_ALL
+
+_STEPS_OF_STALL = 3
+"""A job without a new step for so many usual ones may hang. Chosen: as soon as alerts should come."""
+
+_CALM_AFTER_S = 30.0
+"""Without a sign of a change: an analysis has then seen many steps of what is now. Chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """What a job shows in one round."""
+
+    presses: bool
+    """Whether it may have changed since its newest numbers were made."""
+    calm: bool
+    """Whether its steps would show a change soon, and have shown none for a while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """What is known of a job in one round without an analysis."""
+
+    newest_unix_s: float | None
+    """When its newest step ended, by its own clock; None before the first one."""
+    usual_step_s: float | None
+    """By its newest numbers; None where they say nothing of steps, or there are none."""
+    line_s: float | None
+    """From one progress line that says how long steps take to the next; None where none does."""
+    changed: bool
+    """Whether anything else is not as in its newest numbers."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    restless_s: float
+    """When the job last might have changed, or nothing would have shown that."""
+    newest_unix_s: float | None
+    """When its newest step ended, by its own clock."""
+    newest_s: float
+    """When that was first seen."""
+
+
+class JobChanges:
+    """What each job has shown from round to round."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, _Seen] = {}
+
+    def signs(self, name: str, job: Progress, now_s: float, waited_s: float) -> Signs:
+        """The signs of a job whose numbers were made `waited_s` ago."""
+        seen = self._seen.setdefault(name, _Seen(now_s, job.newest_unix_s, now_s))
+        if seen.newest_unix_s != job.newest_unix_s:
+            seen.newest_unix_s, seen.newest_s = job.newest_unix_s, now_s
+        presses = job.changed or _stalls(job, min(waited_s, now_s - seen.newest_s))
+        if presses or job.line_s is None or job.line_s > SECONDS_FOR_ALL:
+            seen.restless_s = now_s
+        return Signs(presses=presses, calm=now_s - seen.restless_s >= _CALM_AFTER_S)
+
+    def forget(self, name: str) -> None:
+        """Forget a job that is gone."""
+        self._seen.pop(name, None)
+
+
+def _stalls(job: Progress, waited_s: float) -> bool:
+    """Whether there was no further step for so long that several were due, nor were numbers made since."""
+    usual_s = job.usual_step_s
+    return usual_s is not None and job.newest_unix_s is not None and waited_s > _STEPS_OF_STALL * usual_s
