@@ -108,10 +108,16 @@ def ranks_behind(stacks: Iterable[CommunicatorBatch]) -> tuple[int, ...]:
     """
     found: set[int] = set()
     for stack in stacks:
-        sequence, reported = stack.collectives.sequence, stack.parts.last_arriver >= 0
-        row = np.flatnonzero(stack.matched & reported.any(axis=1))
-        newest = sequence[row, stack.collectives.lengths[row] - 1]
-        common = sequence[row, reported.shape[1] - 1 - reported[row, ::-1].argmax(axis=1)]
+        sequence, last = stack.collectives.sequence, stack.collectives.lengths - 1
+        if not stack.matched or not sequence.size:
+            continue
+        # Usually all ranks have reported the newest one.
+        row = np.flatnonzero((stack.parts.last_arriver[np.arange(len(last)), last] < 0) & (last >= 0))
+        reported = stack.parts.last_arriver[row] >= 0
+        some = reported.any(axis=1)
+        row, reported = row[some], reported[some]
+        newest = sequence[row, last[row]]
+        common = sequence[row, reported.shape[1] - 1 - reported[:, ::-1].argmax(axis=1)]
         most = _BEHIND_S * stack.collectives.operations_per_s[row]
         for at in np.flatnonzero(newest - common > most).tolist():
             own = np.isfinite(stack.collectives.durations_s[row[at]])
