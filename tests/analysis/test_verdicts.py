@@ -264,6 +264,20 @@ def test_whom_ranks_waited_for_some_time_ago_need_not_be_late_any_more(behind_s:
         assert "comes late" in missing.advice
 
 
+@pytest.mark.parametrize(("counted", "named"), [(5000, False), (50, True)])
+def test_a_rank_that_counts_operations_and_reports_none_may_be_the_late_one(counted: int, named: bool):
+    times = [
+        NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0, operations=5000 if r < 3 else counted)
+        for r in range(4)
+    ]
+    late = table([0, 1, 2], [0, 0, 0.05])
+    job = job_data(step_table([0.1] * 200), description=DP4, collectives=[late], nccl=times)
+    result = summarise(job, AnalysisSettings())
+
+    assert (finding(result, Kind.STRAGGLER) is not None) is named
+    assert result.nccl.behind_ranks == (() if named else (3,))
+
+
 def test_a_finding_that_rests_on_a_part_of_the_operations_says_so():
     def judged(lost: int) -> JobSummary:
         waits = [table([0, 1, 2, 3], [0, 0, 0.02, 0])]

@@ -45,6 +45,8 @@ _NEWEST_STEPS = 40
 """Looked at for a rank that became slow."""
 _MOST_COMMUNICATORS = 2_048
 """In larger jobs steps are not looked at one by one."""
+_MANY = 100
+"""Operations that a rank counts, by when some of them are reported if its plugin reports any."""
 _SILENT_S = 30.0
 """A rank whose newest reading is this much older than the others' does not count as current."""
 
@@ -141,7 +143,7 @@ class NcclSummary:
     missing_ranks: Sequence[int] = ()
     """Ranks that report nothing although others do: then no rank of their stage can be blamed."""
     behind_ranks: Sequence[int] = ()
-    """Ranks whose operations come seconds later than those of their peers: the same."""
+    """Ranks whose operations come seconds later than those of their peers, or not at all: the same."""
     renewed: bool = False
     """Whether communicators took the place of others seconds ago: who is last in them may be chance."""
     untimed_ranks: Sequence[int] = ()
@@ -169,7 +171,7 @@ def nccl(
     stacks = stacked(job.collectives, parallel)
     # All operations are seen where times are: without sends and receives there is no pipeline.
     pipeline = not times or any(stack.operation == PAIR_OPERATION for stack in stacks)
-    behind = ranks_behind(stacks)
+    behind = ranks_behind(stacks, times.rank[times.operations >= _MANY])
     known = roster(
         times.rank, [stack.ranks for stack in stacks], parallel, may_have_stages=pipeline, behind=behind
     )

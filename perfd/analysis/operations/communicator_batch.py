@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.data.job_data import CollectiveStack, Floats, Ints
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
 from perfd.analysis.layout import Names, group_names
 from perfd.analysis.operations.p2p_timing import with_waiting_receivers
 from perfd.analysis.operations.transfer_wait import (
@@ -100,13 +100,14 @@ def _has_inner_groups(parallel: ParallelLayout) -> bool:
     return any((size or 1) > 1 for size in (parallel.tp, parallel.pp, parallel.cp))
 
 
-def ranks_behind(stacks: Iterable[CommunicatorBatch]) -> tuple[int, ...]:
+def ranks_behind(stacks: Sequence[CommunicatorBatch], counting: Ints) -> tuple[int, ...]:
     """Ranks whose newest operations are far older than those that others of their communicators reported.
 
     What all of them reported is of another time than what is known besides: whom they waited for then need
-    not be late any more.
+    not be late any more. Of ranks that are `counting` many operations, those that report none, too.
     """
-    found: set[int] = set()
+    seen = [stack.ranks[_reporting(stack)].ravel() for stack in stacks]
+    found = set(np.setdiff1d(counting, np.concatenate(seen)).tolist()) if any(map(len, seen)) else set()
     for stack in stacks:
         sequence, last = stack.collectives.sequence, stack.collectives.lengths - 1
         if not stack.matched or not sequence.size:
@@ -127,3 +128,10 @@ def ranks_behind(stacks: Iterable[CommunicatorBatch]) -> tuple[int, ...]:
                 # Else none of them is known: of broadcasts, those without a late root.
                 found.update(stack.ranks[row[at], late].tolist())
     return tuple(sorted(found))
+
+
+def _reporting(stack: CommunicatorBatch) -> Bools:
+    """Which of its ranks report operations: (c,) of groups that must all, (c, g) of pairs."""
+    if stack.matched:
+        return stack.blames.operations > 0
+    return np.asarray(np.isfinite(stack.collectives.durations_s).any(axis=1))
