@@ -74,5 +74,7 @@ def test_a_rank_whose_role_no_other_has_is_blamed_as_before() -> None:
     assert [found.kind for found in blaming(seen(None, role="stage 1"))] == [Kind.STRAGGLER]
 
 
-def test_where_hosts_are_seen_slow_loaders_would_show() -> None:
-    assert [found.kind for found in blaming(replace(seen(None), hosts_seen=True))] == [Kind.STRAGGLER]
+def test_where_hosts_are_seen_slow_loaders_would_show_once_their_threads_are_known() -> None:
+    known = replace(seen(None), hosts_seen=True)
+    assert [found.kind for found in blaming(known)] == [Kind.STRAGGLER]
+    assert not blaming(replace(known, awaits_hosts=True))

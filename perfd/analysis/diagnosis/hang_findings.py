@@ -79,8 +79,8 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
         )
     if facts.nccl.behind_ranks:
         evidence.append(
-            f"Operations of {rank_names(facts.nccl.behind_ranks)} come seconds later than those of others, or not"
-            f" at all ({facts.nccl.source}), so no rank of their stage is named for waiting in collectives."
+            f"Operations of {rank_names(facts.nccl.behind_ranks)} come seconds later than those of others, or"
+            f" never ({facts.nccl.source}), so no rank of their stage is named for waiting in collectives."
         )
     if facts.nccl.renewed:
         evidence.append(

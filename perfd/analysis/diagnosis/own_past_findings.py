@@ -95,7 +95,8 @@ def is_unplaced(facts: JobEvidence, slow: SlowRank) -> bool:
     """Whether that rank may be last by chance: its peers are unknown, and neither hosts nor GPUs are seen."""
     if facts.reading is not None:
         return False
-    return not (slow.role or facts.hosts_seen or _by_its_gpu(slow, facts.longer_steps))
+    hosts_seen = facts.hosts_seen and not facts.awaits_hosts
+    return not (slow.role or hosts_seen or _by_its_gpu(slow, facts.longer_steps))
 
 
 def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
