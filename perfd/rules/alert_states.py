@@ -5,13 +5,13 @@ The transitions are those of rules/alerting.go of Prometheus 2.42.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfd.metrics.series import Labels, SeriesKey
-from perfd.model import Alert, AlertState
+from perfd.model import JOB_LABEL, JOB_LABELS, OWNER_LABELS, Alert, AlertState
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation import EvaluationError
 from perfd.rules.rule_model import ActiveAlert, AlertingRule, alert_series
@@ -112,11 +112,12 @@ class AlertBook:
     def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[Alert]:
         """Take the expression's result at an instant; returns the alerts that changed their state.
 
+        An alert that is active while more becomes known of its job's origin keeps the labels it began with.
         Raises `EvaluationError`, with the alerts unchanged, if two results make
         the same alert.
         """
-        found = self._found(samples, now_unix_s)
         before = self._active
+        found = _as_began(self._found(samples, now_unix_s), before)
         after = {}
         for labels, alert in found.items():
             after[labels] = _Active(self._held(alert, before.get(labels), now_unix_s))
@@ -188,6 +189,29 @@ class AlertBook:
         if to_ms(now_unix_s - gone_since) >= to_ms(self._rule.keep_firing_for_s):
             return None
         return _Active(active.alert, gone_since)
+
+
+def _as_began(found: dict[Labels, Alert], before: Mapping[Labels, _Active]) -> dict[Labels, Alert]:
+    """The alerts of a result by the labels that they began with."""
+    ended = before.keys() - found.keys()
+    if not ended:
+        return found
+    alerts: dict[Labels, Alert] = {}
+    for labels, alert in found.items():
+        began = [one for one in ended if labels not in before and _lacks_origin(one, labels)]
+        earlier = began[0] if len(began) == 1 and began[0] not in alerts else labels
+        alerts[earlier] = alert if earlier is labels else replace(alert, labels=dict(earlier))
+    return alerts
+
+
+def _lacks_origin(earlier: Labels, labels: Labels) -> bool:
+    """Whether one alert's labels are those of another one of the same job, but for some of its origin."""
+    more = set(labels) - set(earlier)
+    return (
+        any(name == JOB_LABEL for name, _ in earlier)
+        and len(labels) == len(earlier) + len(more)
+        and {name for name, _ in more} <= {*JOB_LABELS, *OWNER_LABELS}
+    )
 
 
 def _moved(time_s: float | None, by_s: float) -> float | None:

@@ -20,7 +20,17 @@ from perfd.aggregator.state import AggregatorState
 from perfd.clock import VirtualClock
 from perfd.config import NatsConfig, NatsUplinkConfig, UplinkConfig
 from perfd.errors import ConfigError, WireError
-from perfd.model import AgentMessage, Batch, Goodbye, Hello, Stored, TrainingStep, Welcome
+from perfd.model import (
+    AgentMessage,
+    Batch,
+    CaptureState,
+    CaptureStatus,
+    Goodbye,
+    Hello,
+    Stored,
+    TrainingStep,
+    Welcome,
+)
 from perfd.net import NatsConnector
 from perfd.wire import convert, encoded_messages, subjects
 
@@ -361,3 +371,26 @@ def test_a_number_that_was_passed_is_said_to_be_stored_only_when_it_was_publishe
     published.sessions.settled(again)
     published.clock.advance(10.0)
     assert [list(one.sequences) for one in received(published)] == [[5]]
+
+
+def test_a_status_of_a_capture_is_settled_once_history_has_what_came_of_it() -> None:
+    history = History()
+    published = Published(history)
+    receipt = published.take(CaptureStatus(capture_id="c", state=CaptureState.DONE, time_unix_ns=1))
+    assert ("status", "n0") in published.events.seen
+    assert not receipt.settled
+    history.commit()
+    assert receipt.settled
+    assert (
+        Published(None).take(CaptureStatus(capture_id="c", state=CaptureState.DONE, time_unix_ns=1)).settled
+    )
+
+
+def test_a_status_that_cannot_be_taken_is_settled() -> None:
+    published = Published(History())
+
+    def fails(_node: str, _status: Any) -> None:
+        raise ValueError("No such capture.")
+
+    published.events.capture_status = fails  # type: ignore[method-assign]
+    assert published.take(CaptureStatus(capture_id="c", state=CaptureState.DONE, time_unix_ns=1)).settled

@@ -106,3 +106,23 @@ def test_an_agent_that_left_is_not_missed_by_the_next_holder(tmp_path: Path) -> 
     third = Holder(path, 3)
     assert [one.left for one in third.state.agents] == [False]
     third.history.close()
+
+
+def test_a_lost_batch_of_an_agent_that_left_does_not_make_it_look_connected(tmp_path: Path) -> None:
+    path = tmp_path / "history.sqlite"
+    holder = Holder(path, 1)
+    for number in (1, 3):
+        holder.batch(number)
+    holder.take(ELSEWHERE, first=4)
+    holder.batch(2, again=True)
+    (agent,) = holder.state.agents
+    assert (agent.left, agent.stream) == (True, None)
+    assert holder.state.fleet.nodes["n0"].left
+    holder.history.close()
+    assert stored_steps(path, "j") == [1, 2, 3]
+    following = Holder(path, 2)
+    assert [one.left for one in following.state.agents] == [True]
+    # What is not from before it left shows that it is back.
+    following.batch(4)
+    assert [one.left for one in following.state.agents] == [False]
+    following.history.close()

@@ -51,6 +51,41 @@ def test_an_alert_is_pending_until_its_expression_has_held_for_long_enough() -> 
     assert alerts.alerts[0].value == 3.0
 
 
+def of_job(**labels: str) -> SeriesKey:
+    return SeriesKey.of("x", {"perfd_job": "j", **labels})
+
+
+def test_an_alert_has_one_start_where_its_jobs_origin_becomes_known_later() -> None:
+    alerts = book()
+    alerts.update([(of_job(), 1.0)], 100.0)
+    for now_unix_s in (110.0, 120.0):
+        assert alerts.update([(of_job(cluster="c", user="u"), 2.0)], now_unix_s) == []
+        (alert,) = alerts.alerts
+        assert (alert.fired_at_unix_s, alert.value) == (100.0, 2.0)
+        assert "cluster" not in alert.labels
+    (change,) = alerts.update([], 130.0)
+    assert (change.state, change.fired_at_unix_s) == (RESOLVED, 100.0)
+    # The next one has all labels.
+    (change,) = alerts.update([(of_job(cluster="c", user="u"), 1.0)], 140.0)
+    assert change.labels["cluster"] == "c"
+
+
+def test_other_alerts_are_not_taken_for_the_one_that_ends() -> None:
+    others = (
+        of_job(rank="1"),
+        SeriesKey.of("x", {"perfd_job": "k", "cluster": "c"}),
+        SeriesKey.of("x", {"cluster": "c"}),
+    )
+    for other in others:
+        alerts = book()
+        alerts.update([(of_job(), 1.0)], 100.0)
+        assert [one.state for one in alerts.update([(other, 1.0)], 110.0)] == [FIRING, RESOLVED]
+    # Both at once are of two jobs.
+    alerts = book()
+    alerts.update([(of_job(), 1.0)], 100.0)
+    assert [one.state for one in alerts.update([(of_job(), 1.0), (of_job(user="u"), 1.0)], 110.0)] == [FIRING]
+
+
 def test_a_gap_starts_the_waiting_over() -> None:
     alerts = book(for_s=10)
     alerts.update([(A, 1.0)], 0.0)

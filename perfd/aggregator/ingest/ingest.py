@@ -105,8 +105,9 @@ class Ingest:
     ) -> int | None:
         """Take what `decode` returns; returns the sequence if it is a batch, also one that is left out.
 
-        What cannot be taken is left out and counted. `stored` and `again` are as for `batch`. Raises
-        `RefusedError` if the batch cannot be the next.
+        What cannot be taken is left out and counted. `stored` and `again` are as for `batch`; for the
+        status of a capture, `stored` is called once what came of it is stored. Raises `RefusedError` if the
+        batch cannot be the next.
         """
         sequence: int | None = None
         try:
@@ -122,12 +123,16 @@ class Ingest:
                 self.batch(agent, message, stored, again=again)
             elif isinstance(message, CaptureStatus):
                 self.events.capture_status(agent.node, message)
+                self._once_stored(stored)
             elif isinstance(message, Goodbye):
                 self._goodbye(agent, message)
         except RefusedError:
             raise
         except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
             sequence = error.sequence if isinstance(error, BatchError) else None
+            if sequence is None:
+                # Nothing of it will be stored.
+                stored()
             self._left_out(agent, error, sequence, stored)
         return sequence
 
@@ -253,16 +258,36 @@ class Ingest:
         elif not self._history.submit([*statements, agent_row(agent, sequence, unix_ns / 1e9)], done):
             agent.refuse(sequence)
 
+    def _once_stored(self, stored: Callable[[], None]) -> None:
+        """Call `stored` once all that was submitted so far is in history; at once without one."""
+        if self._history is None:
+            stored()
+        else:
+            self._history.submit((), stored)
+
+    def has_left(self, agent_id: str) -> bool:
+        """Whether an agent said goodbye, and has not come back since."""
+        with self._state.lock:
+            known = self._state.agents.get(agent_id)
+            return known is not None and known.left
+
+    def stays_left(self, agent: AgentState, batch: Batch) -> None:
+        """Know that an agent that left is not back, though a batch of before came now."""
+        self._leave(agent, batch.sent_unix_ns)
+
     def _goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
         """Know that an agent stops as it was asked to."""
         log.info("An agent left.", extra={"node": agent.node, "reason": goodbye.reason})
+        self._leave(agent, goodbye.sent_unix_ns)
+
+    def _leave(self, agent: AgentState, sent_unix_ns: int) -> None:
         with self._state.lock:
             agent.left = True
             self._state.fleet.leave(
                 RecordSource(
                     agent_id=agent.agent_id,
                     node=agent.node,
-                    sent_unix_s=goodbye.sent_unix_ns / 1e9,
+                    sent_unix_s=sent_unix_ns / 1e9,
                     now_s=self._clock.monotonic_s(),
                 )
             )

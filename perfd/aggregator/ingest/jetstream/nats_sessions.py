@@ -11,7 +11,7 @@ from perfd.aggregator.ingest.agent_credential import AgentCredential
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.errors import BatchError, PerfdError, RefusedError, WireError
-from perfd.model import AgentMessage, Batch, Goodbye, Hello, Stored
+from perfd.model import AgentMessage, Batch, CaptureStatus, Goodbye, Hello, Stored
 from perfd.wire import convert, encoded_messages, subjects
 
 SILENT_AFTER_S = 30.0
@@ -43,6 +43,8 @@ class Receipt:
     """On which the message came."""
     agent: AgentState | None = None
     sequence: int | None = None
+    awaits_history: bool = False
+    """It has no sequence, and has to be stored before the stream may forget it."""
     late: bool = False
     """Its sequence was missing, so that what is stored up to a later one does not cover it."""
     stored: bool = False
@@ -56,6 +58,8 @@ class Receipt:
     @property
     def settled(self) -> bool:
         """Whether the stream may forget the message: all of it is stored, or nothing will be."""
+        if self.awaits_history and not self.stored:
+            return False
         if self.stored or self.agent is None or self.sequence is None:
             return not self.kept_for_later
         return not self.late and self.agent.stored_sequence >= self.sequence and not self.kept_for_later
@@ -143,6 +147,8 @@ class NatsSessions:
             published = encoded_messages.decode_sender(data)
         sender, name = published.sender, published.session
         receipt = Receipt(subject=subject)
+        # What it publishes again was in its spool when it left.
+        left = published.again and isinstance(message, Batch) and self._intake.has_left(sender.agent_id)
         session = self._sessions.get(sender.agent_id)
         if session is None or session.stale or session.name != name or session.agent.stream != session.number:
             session = self._greet(node, published, receipt, direct=direct)
@@ -168,7 +174,9 @@ class NatsSessions:
         self._pass_on(session, published, decoded, receipt)
         if failed is not None:
             receipt.refused = str(failed)
-        if isinstance(message, Goodbye):
+        if left and isinstance(message, Batch):
+            self._intake.stays_left(session.agent, message)
+        if left or isinstance(message, Goodbye):
             self._close([sender.agent_id])
         return receipt
 
@@ -226,6 +234,7 @@ class NatsSessions:
             self._intake.hello(sender, session.number, credential)
             receipt.sequence = take(agent, decoded, stored)
         receipt.agent = agent
+        receipt.awaits_history = isinstance(published.message, CaptureStatus)
         receipt.late = self._intake.has_history and (receipt.sequence in missing or published.again)
 
     @staticmethod
