@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfd.aggregator.jobs import JobState
 from perfd.aggregator.summary_turns import SECONDS_FOR_ALL
+from perfd.analysis.data.job_data import JobData
+from perfd.analysis.diagnosis import JobSummary
+
+_SAME_STEP = 0.1
+"""Steps that differ by less from the usual one are as before: faults that are worth an alert cost more."""
 
 _STEPS_OF_STALL = 3
 """A job without a new step for so many usual ones may hang. Chosen: as soon as alerts should come."""
@@ -72,3 +78,33 @@ def _stalls(job: Progress, waited_s: float) -> bool:
     """Whether there was no further step for so long that several were due, nor were numbers made since."""
     usual_s = job.usual_step_s
     return usual_s is not None and job.newest_unix_s is not None and waited_s > _STEPS_OF_STALL * usual_s
+
+
+def progress_of(job: JobState, data: JobData | None, summary: JobSummary | None) -> Progress:
+    """Compare what is known of a job with what its newest numbers were made of; cheap, and may be wrong.
+
+    Samples of GPUs are not looked at: they show in the numbers of the job's next turn.
+    """
+    newest_unix_s, step_s = job.steps.last_unix_s, job.steps.last_step_time_s
+    if data is None or summary is None:
+        return Progress(newest_unix_s=newest_unix_s, usual_step_s=None, line_s=None, changed=False)
+    usual_s = summary.step_time_s.median
+    timed = step_s is not None and usual_s is not None and len(data.steps) > 0
+    return Progress(
+        newest_unix_s=newest_unix_s,
+        usual_step_s=usual_s if len(data.steps) else None,
+        line_s=usual_s * float(data.steps.steps_covered[-1]) if timed and usual_s is not None else None,
+        changed=_changed(job, data)
+        or (step_s is not None and usual_s is not None and abs(step_s - usual_s) > _SAME_STEP * usual_s),
+    )
+
+
+def _changed(job: JobState, data: JobData) -> bool:
+    return (
+        job.ended != (data.ended_unix_s is not None)
+        or job.attempts.started_unix_s != data.started_unix_s
+        or job.step_source != data.step_source
+        or len(job.events) != len(data.events)
+        or (len(job.events) > 0 and job.events[-1] is not data.events[-1])
+        or (job.description is not data.description and job.description != data.description)
+    )

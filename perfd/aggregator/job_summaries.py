@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.job_changes import JobChanges, Progress
+from perfd.aggregator.job_changes import JobChanges, progress_of
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
 from perfd.aggregator.state import AggregatorState, all_compute, job_data
@@ -49,8 +49,6 @@ _IDLE_S = 60.0
 
 _NEWEST_STEPS, _FEWEST_LINES = 8, 3
 """Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
-_SAME_STEP = 0.1
-"""Steps that differ by less from the usual one are as before: faults that are worth an alert cost more."""
 
 Key = tuple[int, ...]
 _NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
@@ -121,7 +119,9 @@ class JobSummaries:
                 waited_s = now_s - self._looked_s.get(name, -math.inf)
                 news = known is None or known.key != self._key(job)
                 pending = known is not None and self._verdicts[name].pending
-                signs = self._signs.signs(name, _progress(job, known), now_s, waited_s)
+                signs = self._signs.signs(
+                    name, progress_of(job, known and known.data, known and known.summary), now_s, waited_s
+                )
                 all_gpus += 0 if job.ended else gpus
                 calm_gpus += gpus if signs.calm and not job.ended else 0
                 if news or pending:
@@ -377,34 +377,4 @@ def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
     peaks = load_peaks(Path(config.gpu_peaks_file) if config.gpu_peaks_file else None)
     return AnalysisSettings(
         convention=convention, peaks=peaks, network_bytes_per_s=config.network_bytes_per_s
-    )
-
-
-def _progress(job: JobState, known: Derived | None) -> Progress:
-    """Compare what is known of a job with what its newest numbers were made of; cheap, and may be wrong.
-
-    Samples of GPUs are not looked at: they show in the numbers of the job's next turn.
-    """
-    newest_unix_s, step_s = job.steps.last_unix_s, job.steps.last_step_time_s
-    if known is None:
-        return Progress(newest_unix_s=newest_unix_s, usual_step_s=None, line_s=None, changed=False)
-    data, usual_s = known.data, known.summary.step_time_s.median
-    timed = step_s is not None and usual_s is not None and len(data.steps) > 0
-    return Progress(
-        newest_unix_s=newest_unix_s,
-        usual_step_s=usual_s if len(data.steps) else None,
-        line_s=usual_s * float(data.steps.steps_covered[-1]) if timed and usual_s is not None else None,
-        changed=_changed(job, data)
-        or (step_s is not None and usual_s is not None and abs(step_s - usual_s) > _SAME_STEP * usual_s),
-    )
-
-
-def _changed(job: JobState, data: JobData) -> bool:
-    return (
-        job.ended != (data.ended_unix_s is not None)
-        or job.attempts.started_unix_s != data.started_unix_s
-        or job.step_source != data.step_source
-        or len(job.events) != len(data.events)
-        or (len(job.events) > 0 and job.events[-1] is not data.events[-1])
-        or (job.description is not data.description and job.description != data.description)
     )

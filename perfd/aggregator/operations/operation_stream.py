@@ -258,16 +258,13 @@ class OperationStream:
         found = repeat_period(large)
         if found is None or found.length < _FEWEST_REPEATS * found.period:
             return None
+        self.alike = self.operation != RECEIVE and found.period == 1
         if self.operation == RECEIVE:
             found = self._received(found)
-            if found is None:
-                return None
-        else:
-            self.alike = found.period == 1
-            if self.alike:
-                found = self._of_one_size(places, found)
-                if found is None:
-                    return None
+        elif self.alike:
+            found = self._of_one_size(places, found)
+        if found is None:
+            return None
         period = found.period * self.repeats_of_step
         if found.length < FEWEST_REPEATS * period:
             return None
@@ -297,9 +294,8 @@ class OperationStream:
 
     def ends_as(self, other: OperationStream) -> bool:
         """Whether a stream of one size repeats as that of another rank, and with the same operations."""
-        if other.repeat() is None or self._group != other._group:
-            return False
-        return not self._ends().isdisjoint(other._ends())
+        alike = other.repeat() is not None and self._group == other._group
+        return alike and not self._ends().isdisjoint(other._ends())
 
     def _ends(self) -> set[int]:
         """Sequence numbers of the last operations of all groups: one rank may report later than another."""
@@ -341,12 +337,11 @@ class OperationStream:
         """The pattern of pauses between operations; that of the last search if it is recent."""
         before = self._pattern
         few = len(starts_us) < _HELD_OPERATIONS // 2
-        if before is None or few or self.newest_unix_ns - self._searched_unix_ns >= _SEARCH_NS:
-            self._searched_unix_ns = self.newest_unix_ns
-            self._unsearched = 0
-            return pause_pattern(starts_us, ends_us, sampled=self._stride > 1)
         more = int(np.count_nonzero(places >= len(self.sizes) - self._unsearched))
         self._unsearched = 0
+        if before is None or few or self.newest_unix_ns - self._searched_unix_ns >= _SEARCH_NS:
+            self._searched_unix_ns = self.newest_unix_ns
+            return pause_pattern(starts_us, ends_us, sampled=self._stride > 1)
         length = min(len(starts_us), before.length + more)
         return PausePattern(before.period, length, before.after_last + more)
 

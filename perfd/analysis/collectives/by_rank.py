@@ -131,7 +131,10 @@ class RankShares:
 class RankTally:
     """Shares of time by place of a rank, summed over communicators."""
 
-    def __init__(self, stages: Ints, roles: Ints, parallel: ParallelLayout) -> None:
+    def __init__(
+        self, stacks: Sequence[CommunicatorBatch], stages: Ints, roles: Ints, parallel: ParallelLayout
+    ) -> None:
+        """All stacks together, whose ranks are places; `stages` and `roles` are of each, -1 where unknown."""
         self._stages = stages
         self._roles = roles
         self._with_experts = (parallel.ep or 1) > 1
@@ -156,19 +159,10 @@ class RankTally:
         """(c, g) twice, of each stack: its ranks, and what each waits as a share of time."""
         self._inside: list[tuple[CommunicatorBatch, Bools]] = []
         """Groups of ranks with different work."""
-
-    @classmethod
-    def of(
-        cls, stacks: Sequence[CommunicatorBatch], stages: Ints, roles: Ints, parallel: ParallelLayout
-    ) -> RankTally:
-        """All stacks together, whose ranks are places; `stages` and `roles` are of each, -1 where unknown."""
-        tally = cls(stages, roles, parallel)
         for stack in stacks:
-            tally.add(stack)
-        return tally
+            self._add(stack)
 
-    def add(self, stack: CommunicatorBatch) -> None:
-        """Add all communicators of a stack."""
+    def _add(self, stack: CommunicatorBatch) -> None:
         result = stack.blames
         in_table_s = result.transfer_s[:, None] + result.waited_s
         in_all_s, share = over_last(np.add, in_table_s), over_last(np.add, stack.kernel_ratio)
@@ -186,7 +180,7 @@ class RankTally:
         self.dimensions.add(stack, useful, waits)
         self._waits.append((stack.ranks, waits))
         gaps = np.flatnonzero(useful & (result.operations < stack.collectives.lengths))
-        np.minimum.at(self.seen, stack.ranks[gaps], _seen_ratio(stack, gaps)[:, None])
+        np.minimum.at(self.seen, stack.ranks[gaps], stack.seen_ratio(gaps)[:, None])
         if not stack.matched and knows_receivers(stack.collectives):
             between = (first >= 0) & (first != last)
             self.pipeline_wait += self._by_rank(stack.ranks, np.where(between[:, None], waits, 0.0))
@@ -329,16 +323,6 @@ def _more_lost(losses: LateRankLosses, roles: Ints) -> Floats:
     """By place, what it waits in recent steps beyond what is usual of its role."""
     lost = np.nan_to_num(mean(losses.lateness(RECENT).waits, axis=1))
     return by_peers(lost, roles, np.subtract)
-
-
-def _seen_ratio(stack: CommunicatorBatch, rows: Ints) -> Floats:
-    """Of operations between the first and the newest that all ranks of a communicator reported.
-
-    Before these, an agent had not come; after them, reports may be to come.
-    """
-    matched = stack.parts.last_arriver[rows] >= 0
-    due = matched.shape[1] - np.argmax(matched[:, ::-1], axis=1) - np.argmax(matched, axis=1)
-    return np.asarray(matched.sum(axis=1) / due)
 
 
 def _gains(

@@ -164,8 +164,7 @@ class LateRankLosses:
 
         And whether another one was, by half and more of what is usual for this one now.
         """
-        own_s: list[Floats] = []
-        others_s: list[Floats] = []
+        own_s, others_s = list[Floats](), list[Floats]()
         for source, shape in self._of_peers(ALL_HELD):
             waits = source.waits_of(shape, np.array([place]))
             if len(waits.places) and not shape.needed_at_once:
@@ -329,13 +328,10 @@ class _Source:
         if not len(rows):
             return _Waits(rows, rows, rows, np.empty((0, shape.steps, members.shape[1])))
         steps = shape.blocks if shape.needed_at_once else shape.steps
-        needed = np.unique(rows)
-        of_row = np.searchsorted(needed, rows)
+        needed, of_row = np.unique(rows, return_inverse=True)
         last, wait_s = self._newest(shape, shape.rows[needed])
-        last, wait_s = (
-            last.reshape(len(needed), steps, -1),
-            wait_s.reshape(len(needed), steps, -1, members.shape[1]),
-        )
+        last = last.reshape(len(needed), steps, -1)
+        wait_s = wait_s.reshape(*last.shape, -1)
         known = (last >= 0)[..., None]
         if shape.needed_at_once or at_most:
             waited = np.where(known, wait_s, 0.0).sum(axis=2)
@@ -370,10 +366,10 @@ class _Source:
         last, wait_s = self._newest(shape, self._rows(shape))
         grid = (len(last), steps, last.shape[1] // steps)
         matched = last >= 0
-        if matched.all():
-            return last.reshape(grid), wait_s.reshape(*grid, -1), None
-        last, wait_s = np.maximum(last, 0), np.where(matched[..., None], wait_s, 0.0)
-        absent: Bools = np.logical_not(matched.reshape(grid).any(axis=2)).T
+        absent: Bools | None = None
+        if not matched.all():
+            last, wait_s = np.maximum(last, 0), np.where(matched[..., None], wait_s, 0.0)
+            absent = np.logical_not(matched.reshape(grid).any(axis=2)).T
         return last.reshape(grid), wait_s.reshape(*grid, -1), absent
 
     def _newest(self, shape: StepShape, rows: slice | Ints) -> tuple[Ints, Floats]:

@@ -177,7 +177,7 @@ def nccl(
     )
     of_steps = in_steps([stack.at_places(known.ranks) for stack in stacks], job, step_s)
     placed = of_steps.stacks
-    tally = RankTally.of(placed, known.stages, known.roles, parallel)
+    tally = RankTally(placed, known.stages, known.roles, parallel)
     unseen = _unseen(placed, known)
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)

@@ -68,6 +68,15 @@ class CommunicatorBatch:
         places = np.searchsorted(ranks, self.ranks)
         return replace(self, collectives=replace(self.collectives, ranks=places))
 
+    def seen_ratio(self, rows: Ints) -> Floats:
+        """Of operations between the first and the newest that all ranks of a communicator reported.
+
+        Before these, an agent had not come; after them, reports may be to come.
+        """
+        matched = self.parts.last_arriver[rows] >= 0
+        due = matched.shape[1] - np.argmax(matched[:, ::-1], axis=1) - np.argmax(matched, axis=1)
+        return np.asarray(matched.sum(axis=1) / due)
+
 
 def stacked(collectives: Iterable[CollectiveStack], parallel: ParallelLayout) -> list[CommunicatorBatch]:
     """All communicators and their waiting."""
