@@ -119,9 +119,9 @@ class JobSummaries:
                 waited_s = now_s - self._looked_s.get(name, -math.inf)
                 news = known is None or known.key != self._key(job)
                 pending = known is not None and self._verdicts[name].pending
-                signs = self._signs.signs(
-                    name, progress_of(job, known and known.data, known and known.summary), now_s, waited_s
-                )
+                data = None if known is None else known.data
+                summary = None if known is None else known.summary
+                signs = self._signs.signs(name, progress_of(job, data, summary), now_s, waited_s)
                 all_gpus += 0 if job.ended else gpus
                 calm_gpus += gpus if signs.calm and not job.ended else 0
                 if news or pending:

@@ -272,7 +272,7 @@ class Ingest:
             return known is not None and known.left
 
     def stays_left(self, agent: AgentState, batch: Batch) -> None:
-        """Know that an agent that left is not back, though a batch of before came now."""
+        """Know that an agent that left is not back, though an older batch came now."""
         self._leave(agent, batch.sent_unix_ns)
 
     def _goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
