@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from analysis.jobs import job_data, step_table
+from analysis.jobs import gpu_table, job_data, step_table
 from analysis.test_nccl import DP4, table
 
 from perfd.analysis.data.job_data import GpuKey, GpuTable
@@ -126,6 +126,15 @@ def test_without_an_mfu_gpus_that_compute_nearly_all_the_time_are_judged_by_thei
 
     assert (unlogged.bottleneck.kind, untimed.bottleneck.kind) == (kind, kind)
     assert early.bottleneck.kind is Kind.UNKNOWN
+
+
+@pytest.mark.parametrize(("sm", "kind"), [(0.71, Kind.COMPUTE_BOUND), (0.69, Kind.UNKNOWN)])
+def test_gpus_that_compute_nearly_all_the_time_are_said_to_where_a_log_times_steps(sm: float, kind: Kind):
+    steps = step_table([1.0] * 20)
+    seen = gpu_table(steps, {"sm_active_ratio": [sm] * 4, "tensor_active_ratio": [0.3] * 4})
+    found = summarise(job_data(steps, gpu=seen, description=DP4), AnalysisSettings())
+
+    assert found.bottleneck.kind is kind
 
 
 def test_where_steps_are_known_the_advice_asks_for_what_a_step_computes():

@@ -8,7 +8,7 @@ from perfd.analysis.communication import CaptureEvidence, not_used
 from perfd.analysis.diagnosis.hang_findings import judge_missing
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Finding, Kind, advice
-from perfd.analysis.steps import TRAINING_TIME, mean_over_gpus
+from perfd.analysis.steps import mean_over_gpus
 from perfd.formatting import duration, percent
 from perfd.model import GpuColumn, StepSource
 from perfd.thresholds import THRESHOLDS
@@ -22,9 +22,6 @@ _TYPICAL_MFU = (
     f"{100 * THRESHOLDS.mfu_typical_low_ratio:.0f} to {percent(THRESHOLDS.mfu_typical_high_ratio, 0)}"
     " is typical of large dense models (PaLM: arXiv:2204.02311, Llama 3: arXiv:2407.21783)"
 )
-
-_WITHOUT_TIMES = (StepSource.NCCL, StepSource.ARRIVAL)
-"""Steps whose log shows no times."""
 
 
 def judge_compute(facts: JobEvidence) -> Finding:
@@ -71,7 +68,6 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
     working, tensor = (
         mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
     )
-    by_activity = facts.activity.source == TRAINING_TIME or facts.step_source in _WITHOUT_TIMES
     if (
         facts.too_few_steps
         or facts.efficiency.mfu_ratio is not None
@@ -84,7 +80,7 @@ def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
         least = min(facts.communication.share_ratio or 0.0, 1 - working)
         exposed = least >= THRESHOLDS.communication_ratio
         return None if exposed else Finding(kind=Kind.NONE, confidence=0.4, evidence=evidence)
-    if not by_activity or not np.isfinite(tensor):
+    if not np.isfinite(tensor):
         return None
     return Finding(
         kind=Kind.COMPUTE_BOUND,
