@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from perfd.analysis.counterfactual import (
     LateStretch,
+    StepChange,
     gains_by_step,
+    is_over,
     late_steps,
     late_stretch,
     latest_excess_by_step,
@@ -319,6 +321,16 @@ def test_who_alone_does_not_wait_longer_is_slow_since_then() -> None:
     assert found is not None
     assert (found.place, found.steps) == (2, 5)
     assert found.gain_ratio == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("short", "over"), [(4, False), (5, True)])
+def test_a_change_is_over_once_five_steps_are_nearer_to_those_before(short: int, over: bool) -> None:
+    """Operations that show who was late in it may come later."""
+    steps = np.array([0.5] * 10 + [0.64] * 8 + [0.54] * short)
+    change = step_change(steps[:18], LateStretch(steps=8))
+    assert change is not None
+    assert is_over(steps, change) is over
+    assert not is_over(np.array([0.5] * 20), StepChange(before_s=0.6, since_s=0.5, error_s=0.0))
 
 
 def test_of_two_changes_the_larger_one_says_who_is_slow() -> None:

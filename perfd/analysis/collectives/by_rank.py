@@ -20,6 +20,7 @@ from perfd.analysis.collectives.late_rank_cost import (
 )
 from perfd.analysis.counterfactual import (
     LateSet,
+    is_over,
     late_ranks_together,
     late_stretch,
     step_change,
@@ -360,6 +361,10 @@ def _gains(
         gain = float(gains[place])
         change = step_change(step_time_s, stretch, others_late, replayed_ratio=gain) if stretch else None
         if stretch is None or change is None:
+            continue
+        if stretch.over < _OVER and is_over(step_time_s, change):
+            # Operations are behind the log.
+            gains[place] = 0.0
             continue
         of_it = AnalysisWindow(each=stretch.steps + stretch.over) if stretch.over else window
         most, _ = losses.gains(of_it, np.array([place]), step_time_s, at_most=True, over=stretch.over)

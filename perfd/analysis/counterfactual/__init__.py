@@ -3,6 +3,7 @@
 from perfd.analysis.counterfactual.fault_onset import (
     LateStretch,
     StepChange,
+    is_over,
     late_steps,
     late_stretch,
     step_change,
@@ -32,6 +33,7 @@ __all__ = [
     "error_of_gains",
     "excess_by_step",
     "gains_by_step",
+    "is_over",
     "late_ranks_together",
     "late_steps",
     "late_stretch",

@@ -34,6 +34,8 @@ _MOST_AFTER = 10
 """Steps after the fault: later, it is not what the job loses now."""
 _SEEN_LATER = 5
 """Steps after which peers may be seen to wait at last: hosts and stages run ahead of each other."""
+_SHORT_AGAIN = 5
+"""Steps that show that a change is over; stalls come more often than that. Chosen."""
 _DOUBTED = 0.5
 """Of what a replay gains: where steps became longer by less, those before may be of another fault. Chosen."""
 _MISSED = 0.25
@@ -134,6 +136,13 @@ def step_change(
         return found
     apart = _change_with_delay(_without(step_time_s, stretch, others_late), stretch)
     return found if apart is None or apart.gain_ratio < found.gain_ratio else apart
+
+
+def is_over(step_time_s: Floats, change: StepChange) -> bool:
+    """Whether the newest steps of the log all are nearer to what steps took before the change."""
+    newest_s = step_time_s[-_SHORT_AGAIN:]
+    middle_s = (change.before_s + change.since_s) / 2
+    return change.gain_ratio > 0 and len(newest_s) == _SHORT_AGAIN and bool((newest_s <= middle_s).all())
 
 
 def _without(step_time_s: Floats, stretch: LateStretch, others_late: Bools) -> Floats:
