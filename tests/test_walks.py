@@ -59,6 +59,7 @@ _BESIDE_THE_LINE = _OF_EVERY_RECORD | {
     "training_log/megatron/megatron_description.py": "the framework that prints such lines",
     "aggregator/state/durable_records.py": "history",
     "aggregator/analysis_loop.py": "the page, rules and exporters get the summary",
+    "aggregator/job_changes.py": "whether the job's numbers are made again",
     "aggregator/series/*": "the page",
     "analysis/*": "other numbers of the same steps",
 }
