@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind, ranked
-from perfd.analysis.steps import idle_since, longer_steps
+from perfd.analysis.steps import idle_since, longer_since, longer_steps
 from perfd.model import GpuColumn
 
 BEFORE_S, SINCE_S = 0.4, 0.6
@@ -120,6 +120,41 @@ def test_a_rank_of_the_first_stage_may_read_the_data_for_the_others(pp: int, nam
         job(idle=(False, True, False, False)), description=description(world_size=4, dp=4 // pp, pp=pp)
     )
     assert bool(summary(data).bottleneck.culprits) is named
+
+
+@pytest.mark.parametrize(
+    ("idle", "named"), [((1, 2), [1, 2]), ((0, 2), []), ((2, 3), [])], ids=["middle", "first", "last"]
+)
+def test_several_ranks_that_all_others_wait_for_are_named_together(idle: tuple[int, ...], named: list[int]):
+    data = replace(
+        job(idle=[rank in idle for rank in range(4)]), description=description(world_size=4, dp=1, pp=4)
+    )
+    first = summary(data).bottleneck
+
+    assert first.kind is (Kind.STRAGGLER if named else Kind.LATE_HOSTS)
+    assert [culprit.id for culprit in first.culprits] == named
+
+
+def test_first_ranks_of_several_tensor_groups_may_all_read_data_and_are_not_named():
+    assert not summary(job(tp=2, idle=(True, False, True, False))).bottleneck.culprits
+
+
+@pytest.mark.parametrize(
+    ("steps", "before_s", "since_s", "seen"),
+    [
+        (3, 1.0, 1.6, True),
+        (2, 1.0, 1.6, False),
+        (3, 1.0, 1.15, False),
+        (6, 1.0, 1.15, True),
+        (3, 0.2, 0.32, False),
+    ],
+    ids=["clear", "too few", "by little", "by little for longer", "in a moment"],
+)
+def test_three_steps_do_where_they_are_long_and_longer_by_much(
+    steps: int, before_s: float, since_s: float, seen: bool
+):
+    table = step_table([before_s] * 12 + [since_s] * steps)
+    assert (longer_since(table, np.arange(1, 12 + steps)) is not None) is seen
 
 
 def test_hosts_late_on_any_other_ranks_are_not_taken_for_readers_of_data():

@@ -42,8 +42,8 @@ def test_what_a_rank_waits_that_reports_no_operation_is_unknown() -> None:
     of_all[0].collectives.durations_s[..., 3] = np.nan
     steps = step_table([OWN_S + 0.1] * 20)
     found = waits_by_step(of_all, 4, steps, OWN_S + 0.1, 10)
-    assert np.isnan(found[:, 3]).all()
-    assert np.isfinite(found[:, :3]).all()
+    assert np.isnan(found.summed_s[:, 3]).all()
+    assert np.isfinite(found.summed_s[:, :3]).all()
 
 
 def sized(found: list[CommunicatorBatch], sizes: list[float]) -> list[CommunicatorBatch]:

@@ -10,11 +10,13 @@ from analysis.test_reading_rank import GAIN, facts, longer, slow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.collectives import NcclSummary
+from perfd.analysis.collectives import NcclRank, NcclSummary
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.diagnosis.straggler_findings import judge_straggler
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.steps import LongerSteps
+from perfd.analysis.stragglers import Pattern, Straggler
 
 RANK = 1
 CULPRIT = (Culprit(kind="rank", id=RANK),)
@@ -78,3 +80,51 @@ def test_where_hosts_are_seen_slow_loaders_would_show_once_their_threads_are_kno
     known = replace(seen(None), hosts_seen=True)
     assert [found.kind for found in blaming(known)] == [Kind.STRAGGLER]
     assert not blaming(replace(known, awaits_hosts=True))
+
+
+@pytest.mark.parametrize(
+    ("known", "named"),
+    [
+        ({}, True),
+        ({"longer_for_s": 1.9}, False),
+        ({"counted_twice": True}, False),
+    ],
+    ids=["long enough", "a moment ago", "one lag, again and again"],
+)
+def test_with_peers_it_is_blamed_once_hosts_would_show_and_others_wait_once(
+    known: dict[str, object], named: bool
+) -> None:
+    job = replace(seen(None), hosts_seen=True)
+    slow_now = replace(slow(RANK), role="", has_peers=True, longer_for_s=2.0)
+    late = replace(job, nccl=replace(job.nccl, slow_since=replace(slow_now, **known)))
+    assert bool(blaming(late)) is named
+    # More work of its GPU shows it at once.
+    assert blaming(replace(late, longer_steps=gpus([0.1, 0.9], [1.0, 1.0])))
+    assert blaming(replace(late, computing_more=frozenset({RANK})))
+
+
+@pytest.mark.parametrize(("gain", "named"), [(None, True), (0.0, False), (0.06, False), (0.2, True)])
+def test_a_gpu_that_idles_is_not_named_where_its_rank_arrives_with_its_peers(
+    gain: float | None, named: bool
+) -> None:
+    """Hosts of a tensor group are late in turn, and a few samples of GPUs may show one of them."""
+    idle = Straggler(
+        rank=1,
+        pattern=Pattern.IDLE,
+        ratio=1.25,
+        wait_ratio=0.25,
+        persistence_ratio=1.0,
+        peers=(0,),
+        source="nvml",
+    )
+    ranks = [NcclRank(rank=rank, busy_ratio=0.3, wait_ratio=0.2, gain_ratio=gain) for rank in range(2)]
+    found = judge_straggler(
+        replace(
+            facts(None),
+            reading=None,
+            only_reader=None,
+            stragglers_by_activity=(idle,),
+            nccl=NcclSummary(ranks=ranks, source="nccl plugin"),
+        )
+    )
+    assert (found is not None) is named

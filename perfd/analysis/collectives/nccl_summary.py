@@ -28,12 +28,12 @@ from perfd.analysis.collectives.waits_by_step import waits_by_step
 from perfd.analysis.counterfactual import (
     LateSet,
     PeriodicStalls,
-    SlowSince,
+    became_longer,
     periodic_stalls,
     slow_since,
     stalled_steps,
 )
-from perfd.analysis.data.job_data import Bools, Floats, Ints, JobData, NcclTimeTable, StepTable
+from perfd.analysis.data.job_data import Bools, Floats, Ints, JobData, NcclTimeTable
 from perfd.analysis.layout import ALONE, PAIR_OPERATION, LinkSpeeds, group_name, places, role_name
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, ranks_behind, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
@@ -53,11 +53,15 @@ _SILENT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
-    """A rank without peers that all others wait for since some steps."""
+    """A rank that all others wait for since some steps."""
 
     rank: int
     role: str
     """In words, such as `stage 1, tensor rank 0`."""
+    has_peers: bool = False
+    """Whether some ranks of the job have the same work."""
+    counted_twice: bool = False
+    """Whether others may wait for one lag in several operations, so that it is less than it seems."""
     since_step: int
     before_s: float
     """A step before, and since."""
@@ -196,7 +200,7 @@ def nccl(
     measures = [measures_of(stack, where) for stack in placed]
     slow_rank, stalling = None, None
     if not (tally.renewed or behind):
-        slow_rank, stalling = _by_steps(of_steps, known, job.steps, step_s, parallel)
+        slow_rank, stalling = _by_steps(of_steps, known, job, step_s, parallel)
     share, wait = _of_all(shares) if times else (None, None)
     return NcclSummary(
         share_ratio=share,
@@ -265,39 +269,52 @@ def _peer_waits(
 def _by_steps(
     of_steps: StepsOfOperations,
     known: RankIndex,
-    steps: StepTable,
+    job: JobData,
     step_s: float | None,
     parallel: ParallelLayout,
 ) -> tuple[SlowRank | None, StallingRank | None]:
-    """Who became slow by its own past, of ranks without peers, and who stalls at regular distances."""
+    """Who became slow by its own past, and who stalls at regular distances.
+
+    With peers a rank is known by when it arrives, but only after more steps, since of two one is last by
+    chance half of the time.
+    """
     placed, each_s = of_steps.stacks, of_steps.each_s
     if step_s is None or len(known.missing) or sum(len(one.ranks) for one in placed) > _MOST_COMMUNICATORS:
         return None, None
     # Ranks of unknown role, as in a pipeline whose log shows no layout, have no known peers.
     _, alike = np.unique(known.roles[known.roles != ALONE], return_counts=True)
-    alone, stalled = alike.max(initial=0) <= 1, len(stalled_steps(each_s)) > 0
-    if not (alone or stalled):
+    has_peers, stalled = alike.max(initial=0) > 1, len(stalled_steps(each_s)) > 0
+    if has_peers and not stalled and not became_longer(each_s):
         return None, None
-    waits_s = waits_by_step(placed, len(known.ranks), steps, step_s, _NEWEST_STEPS, done=of_steps.done)
+    waits = waits_by_step(placed, len(known.ranks), job.steps, step_s, _NEWEST_STEPS, done=of_steps.done)
     one_group = parallel.tp == parallel.world_size
-    slow = slow_since(each_s, waits_s, own_times=one_group) if alone else None
-    stalls = periodic_stalls(each_s, waits_s)
-    return (
-        None if slow is None else _slow_rank(slow, int(known.ranks[slow.place]), steps, parallel),
-        None if stalls is None else _stalling(stalls, int(known.ranks[stalls.place])),
+    by_longest = slow_since(each_s, waits.longest_s) if has_peers else None
+    found = by_longest or slow_since(each_s, waits.summed_s, own_times=one_group)
+    slow = (
+        None
+        if found is None
+        else SlowRank(
+            rank=int(known.ranks[found.place]),
+            role=role_name(int(known.ranks[found.place]), parallel),
+            has_peers=has_peers,
+            counted_twice=has_peers and by_longest is None,
+            since_step=_newest_step(of_steps, job) - found.steps + 1,
+            before_s=found.before_s,
+            since_s=found.since_s,
+            longer_for_s=found.steps * found.since_s,
+            gain_ratio=found.gain_ratio,
+        )
     )
+    stalls = periodic_stalls(each_s, waits.summed_s) if stalled or not has_peers else None
+    return slow, None if stalls is None else _stalling(stalls, int(known.ranks[stalls.place]))
 
 
-def _slow_rank(found: SlowSince, rank: int, steps: StepTable, parallel: ParallelLayout) -> SlowRank:
-    return SlowRank(
-        rank=rank,
-        role=role_name(rank, parallel),
-        since_step=int(steps.step[-1]) - found.steps + 1,
-        before_s=found.before_s,
-        since_s=found.since_s,
-        longer_for_s=found.steps * found.since_s,
-        gain_ratio=found.gain_ratio,
-    )
+def _newest_step(of_steps: StepsOfOperations, job: JobData) -> int:
+    """The newest of the steps one by one: a log with a line every few steps is behind."""
+    if job.within_lines is not None:
+        return int(job.within_lines.steps.step[-1])
+    by_lines = job.operation_pace is None and of_steps.done is not None
+    return int(of_steps.done or 0) if by_lines else int(job.steps.step[-1])
 
 
 def _stalling(found: PeriodicStalls, rank: int) -> StallingRank:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from perfd.analysis.collectives.late_rank_cost import NEEDED_AT_ONCE
 from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.data.robust_stats import median_of
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
@@ -16,6 +18,16 @@ _RESUMED = 3.0
 """Times that operations since the start differ from their pace where the log's steps began before them."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitsByStep:
+    """What each rank waits, (steps, world), the newest step last, in seconds; NaN where that is not held."""
+
+    summed_s: Floats
+    """In all operations of a step."""
+    longest_s: Floats
+    """Of those that run beside computation only in the longest, since one lag may be waited for in each."""
+
+
 def waits_by_step(
     stacks: Sequence[CommunicatorBatch],
     world: int,
@@ -24,14 +36,14 @@ def waits_by_step(
     newest: int,
     *,
     done: float | None = None,
-) -> Floats:
-    """(steps, world), the newest step last: the sum of its waits in seconds; NaN where they are not held.
+) -> WaitsByStep:
+    """Of the `newest` steps, by the numbers of operations.
 
     Of a rank that reports no operation nothing is.
     `done` is how many steps there were since the first operation, where that is known better than by `steps`.
     """
-    total, known = np.zeros((newest, world)), np.zeros(world, dtype=np.int64) + newest
-    reporting = np.zeros(world, dtype=np.bool_)
+    at_once, summed, longest = (np.zeros((newest, world)) for _ in range(3))
+    known, reporting = np.zeros(world, dtype=np.int64) + newest, np.zeros(world, dtype=np.bool_)
     of_log = max(int(steps.step[-1]), 1) if len(steps) else 1
     rates = [_per_step(stack, done or of_log, step_s) for stack in stacks]
     ratios = np.concatenate([counted / paced for counted, paced in rates] or [np.ones(1)])
@@ -48,13 +60,19 @@ def waits_by_step(
             # By their numbers, since some may be lost.
             numbers = stack.collectives.sequence[row, :length]
             ago = ((numbers[-1] - numbers) / per_step).astype(np.int64)
-            chosen = ago < newest
-            for column, rank in enumerate(stack.ranks[row].tolist()):
-                total[::-1, rank] += np.bincount(ago[chosen], wait_s[chosen, column], newest)[:newest]
+            chosen = np.flatnonzero(ago < newest)
+            first = np.flatnonzero(np.diff(ago[chosen], prepend=-1))
+            of_steps = np.ix_(newest - 1 - ago[chosen[first]], stack.ranks[row])
+            of_operations_s = wait_s[chosen]
+            if not stack.matched or stack.names[row] in NEEDED_AT_ONCE:
+                at_once[of_steps] += np.add.reduceat(of_operations_s, first)
+            else:
+                summed[of_steps] += np.add.reduceat(of_operations_s, first)
+                longest[of_steps] = np.maximum(longest[of_steps], np.maximum.reduceat(of_operations_s, first))
             known[stack.ranks[row]] = np.minimum(known[stack.ranks[row]], int(ago[0]))
-    total[np.arange(newest)[:, None] < newest - known] = np.nan
-    total[:, ~reporting] = np.nan
-    return total
+    at_once[np.arange(newest)[:, None] < newest - known] = np.nan
+    at_once[:, ~reporting] = np.nan
+    return WaitsByStep(summed_s=at_once + summed, longest_s=at_once + longest)
 
 
 def _per_step(stack: CommunicatorBatch, done: float, step_s: float) -> tuple[Floats, Floats]:

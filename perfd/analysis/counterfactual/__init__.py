@@ -20,7 +20,7 @@ from perfd.analysis.counterfactual.late_together import (
     WaitsOfPeers,
     late_ranks_together,
 )
-from perfd.analysis.counterfactual.own_history import SlowSince, slow_since
+from perfd.analysis.counterfactual.own_history import SlowSince, became_longer, slow_since
 from perfd.analysis.counterfactual.stalling_rank import PeriodicStalls, periodic_stalls, stalled_steps
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "SlowSince",
     "StepChange",
     "WaitsOfPeers",
+    "became_longer",
     "error_of_gains",
     "excess_by_step",
     "gains_by_step",

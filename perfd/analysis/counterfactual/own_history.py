@@ -60,6 +60,15 @@ class SlowSince:
         return 1 - self.before_s / self.since_s
 
 
+def became_longer(step_time_s: Floats) -> bool:
+    """Whether the newest of these steps are longer than those before: else no rank became slow."""
+    steps = len(step_time_s)
+    if steps < _FEWEST_SINCE + _FEWEST_BEFORE:
+        return False
+    splits = range(_FEWEST_SINCE, min(_MOST_SINCE, steps - _FEWEST_BEFORE) + 1)
+    return any(_longer_s(step_time_s, steps - since) is not None for since in splits)
+
+
 def slow_since(step_time_s: Floats, waits_s: Floats, *, own_times: bool = False) -> SlowSince | None:
     """The rank, if steps since are longer than before beyond chance and all other ranks wait so much longer.
 
@@ -85,13 +94,12 @@ def slow_since(step_time_s: Floats, waits_s: Floats, *, own_times: bool = False)
 
 def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: bool) -> SlowSince | None:
     """Who became slow with the step at that place."""
+    longer_s = _longer_s(step_time_s, first)
+    if longer_s is None:
+        return None
     before = slice(max(0, first - _MOST_BEFORE), first)
     before_s, since_s, since_wait_s = step_time_s[before], step_time_s[first:], waits_s[first:]
     usual_s, now_s = float(np.median(before_s)), float(np.median(since_s))
-    longer_s = now_s - usual_s
-    known = np.isfinite(before_s).all() and np.isfinite(since_s).all()
-    if not known or longer_s < _LEAST_RATIO * now_s:
-        return None
     usual_wait_s = median(waits_s[before], axis=0)
     more_s = median(since_wait_s, axis=0) - usual_wait_s
     order = np.argsort(more_s)
@@ -116,6 +124,15 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     if not any(shown):
         return None
     return SlowSince(place=place, steps=len(since_s), before_s=usual_s, since_s=now_s)
+
+
+def _longer_s(step_time_s: Floats, first: int) -> float | None:
+    """By how much steps from that place on are longer; None if by little, or if one is unknown."""
+    before_s, since_s = step_time_s[max(0, first - _MOST_BEFORE) : first], step_time_s[first:]
+    now_s = float(np.median(since_s))
+    longer_s = now_s - float(np.median(before_s))
+    known = np.isfinite(before_s).all() and np.isfinite(since_s).all()
+    return longer_s if known and longer_s >= _LEAST_RATIO * now_s else None
 
 
 def _beyond_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> bool:

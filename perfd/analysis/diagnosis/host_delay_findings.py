@@ -98,14 +98,14 @@ def judge_late_hosts(
         else f"{_read(facts)} run a kernel in only {percent(max(0.0, float(running.mean())))} of the added"
         " time (NVML): their hosts are late together."
     )
-    alone = _alone(facts, longer)
+    awaited = _awaited(facts, longer)
     readers = _readers(facts, longer.ranks[idle]) if waiting.any() else []
     return Finding(
-        kind=Kind.LATE_HOSTS if alone is None else Kind.STRAGGLER,
+        kind=Kind.STRAGGLER if awaited else Kind.LATE_HOSTS,
         confidence=0.6,
-        culprits=() if alone is None else (Culprit(kind="rank", id=alone),),
-        evidence=[took, who, *readers, *([_UNKNOWN_WORK] if alone is None else [])],
-        advice=advice.LATE_HOSTS if alone is None else advice.slow_host(alone),
+        culprits=tuple(Culprit(kind="rank", id=rank) for rank in awaited),
+        evidence=[took, who, *readers, *([] if awaited else [_UNKNOWN_WORK])],
+        advice=advice.slow_host(*awaited) if awaited else advice.LATE_HOSTS,
         gain_ratio=longer.gain_ratio,
         step_s=longer.since_s,
         longer_for_s=longer.longer_for_s,
@@ -113,19 +113,18 @@ def judge_late_hosts(
     )
 
 
-def _alone(facts: JobEvidence, longer: LongerSteps) -> int | None:
-    """The one rank whose GPU idles while those of all others wait; None for one that may read data for them.
+def _awaited(facts: JobEvidence, longer: LongerSteps) -> tuple[int, ...]:
+    """The ranks that GPUs show all others to wait for; none if one of them may read data for others.
 
-    Those are the first and the last stage, of a job of unknown layout the first and the last rank.
+    Those are the first and the last stage, the first ranks of several tensor groups, and of a job of unknown
+    layout the first and the last rank.
     """
-    rank, layout = longer.idle_alone, facts.parallel
-    if rank is None:
-        return None
-    ranks = len(longer.ranks)
-    stages = layout.pp or ranks
-    at_either_end = stages > 1 and rank * stages // ranks in {0, stages - 1}
-    reads = at_either_end or rank == facts.only_reader or rank in facts.readers
-    return None if reads else rank
+    found, layout, ranks = longer.awaited_ranks, facts.parallel, len(longer.ranks)
+    stages, tensor = layout.pp or ranks, layout.tp or 1
+    at_either_end = stages > 1 and any(rank * stages // ranks in {0, stages - 1} for rank in found)
+    of_groups = len(found) > 1 and tensor > 1 and any(rank % tensor == 0 for rank in found)
+    reads = any(rank == facts.only_reader or rank in facts.readers for rank in found)
+    return () if at_either_end or of_groups or reads else found
 
 
 def _read(facts: JobEvidence) -> str:

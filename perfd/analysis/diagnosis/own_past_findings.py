@@ -11,7 +11,6 @@ from perfd.analysis.collectives import SlowRank, StallingRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.layout import PAIR_OPERATION
-from perfd.analysis.steps import LongerSteps
 from perfd.analysis.stragglers import OwnWork, ReadingRank
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
@@ -22,6 +21,8 @@ _SEEN_WAITING = 0.5
 """Of the added time, that others are seen to wait in NCCL: then that shows whom they wait for. Chosen."""
 _SELDOM = 0.02
 """Of the time in NCCL's kernels: with less, steps do not end with them. Chosen."""
+_HOSTS_SHOW_S = 2.0
+"""After a change readings of hosts show by then what all of them do. Chosen: they are read each second."""
 _SAME_CHANGE_STEPS = 4
 """Steps between which GPUs and collectives see one change: each needs some steps to see it. Chosen."""
 
@@ -36,7 +37,7 @@ def by_own_past(facts: JobEvidence, slow: SlowRank) -> Finding | None:
         confidence=0.6,
         evidence=[
             *_since(facts, slow, f"As fast as before, rank {slow.rank}"),
-            f"{_without_peers(slow)}: it is compared with its own earlier steps.",
+            _compared(slow),
             *_own_work(facts.reading),
         ],
         gain_ratio=slow.gain_ratio,
@@ -91,18 +92,23 @@ def by_own_gpu(facts: JobEvidence) -> Finding | None:
     )
 
 
-def is_unplaced(facts: JobEvidence, slow: SlowRank) -> bool:
-    """Whether that rank may be last by chance: its peers are unknown, and neither hosts nor GPUs are seen."""
-    if facts.reading is not None:
+def may_be_last(facts: JobEvidence, slow: SlowRank) -> bool:
+    """Whether that rank may only be the last of ranks that are all late, since nothing else shows it slow.
+
+    Its peers are unknown, and neither hosts nor GPUs are seen. Or it has peers, and became late a moment ago,
+    so that hosts are not read yet, or one lag of it is waited for again and again.
+    """
+    if facts.reading is not None or _by_its_gpu(facts, slow):
         return False
-    hosts_seen = facts.hosts_seen and not facts.awaits_hosts
-    return not (slow.role or hosts_seen or _by_its_gpu(slow, facts.longer_steps))
+    if slow.has_peers and (slow.counted_twice or slow.longer_for_s < _HOSTS_SHOW_S):
+        return True
+    return not (slow.role or (facts.hosts_seen and not facts.awaits_hosts))
 
 
 def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
     """Steps that became longer while one rank does not wait, where nothing says that it is slow itself."""
     slow = facts.nccl.slow_since
-    if straggler is not None or slow is None or not is_unplaced(facts, slow):
+    if straggler is not None or slow is None or slow.has_peers or not may_be_last(facts, slow):
         return None
     return Finding(
         kind=Kind.UNKNOWN,
@@ -119,12 +125,13 @@ def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding 
     )
 
 
-def _by_its_gpu(slow: SlowRank, longer: LongerSteps | None) -> bool:
-    """Whether GPUs show a rank of unknown role to be slow: its own has more work, or idles alone."""
+def _by_its_gpu(facts: JobEvidence, slow: SlowRank) -> bool:
+    """Whether GPUs show that rank to be slow: its own has more work, or idles while all others wait."""
+    longer = facts.longer_steps
     if longer is None or abs(longer.since_step - slow.since_step) > _SAME_CHANGE_STEPS:
-        return False
+        return slow.has_peers and slow.rank in facts.computing_more
     works_more = (longer.computing_ratio[longer.ranks == slow.rank] >= _MORE_WORK).any()
-    return bool(works_more) or longer.idle_alone == slow.rank
+    return bool(works_more) or longer.awaited_ranks == (slow.rank,)
 
 
 def by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
@@ -179,6 +186,11 @@ def of_root(found: Finding) -> Finding:
         evidence=(*found.evidence, role),
         advice=advice.LATE_HOSTS,
     )
+
+
+def _compared(slow: SlowRank) -> str:
+    why = "Steps since then are few" if slow.has_peers else _without_peers(slow)
+    return f"{why}: it is compared with its own earlier steps."
 
 
 def _without_peers(slow: SlowRank) -> str:

@@ -12,7 +12,7 @@ from perfd.analysis.diagnosis.own_past_findings import (
     by_own_gpu,
     by_own_past,
     by_stalls,
-    is_unplaced,
+    may_be_last,
     may_read_for_others,
     of_root,
     stalls_of,
@@ -28,6 +28,9 @@ _ALIKE = 0.75
 """Of how long peers would wait for the slowest rank, what makes another one as slow. Chosen."""
 _MOST_ALIKE = 4
 """Ranks that are named together: more are another kind of job. Chosen."""
+_COSTS_NOTHING = 0.25
+"""Of what the GPUs seem to show that peers wait for a rank, that these lose at least by when ranks arrive, if
+that is known: idle time of a GPU that no other rank waits for costs nothing. Chosen."""
 _SLOWER_CLOCK = 0.95
 """Of the peers' median clock; above it the clock is not evidence. Chosen."""
 
@@ -75,7 +78,7 @@ def _slow_rank(facts: JobEvidence) -> Finding | None:
         return by_arrivals
     if facts.nccl.stalling is not None:
         return by_stalls(facts, facts.nccl.stalling)
-    if facts.nccl.slow_since is not None and not is_unplaced(facts, facts.nccl.slow_since):
+    if facts.nccl.slow_since is not None and not may_be_last(facts, facts.nccl.slow_since):
         return by_own_past(facts, facts.nccl.slow_since)
     if facts.stragglers_by_timers:
         return _by_timers(facts, facts.stragglers_by_timers[0])
@@ -271,6 +274,8 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
     if spread is not None and spread < straggler.wait_ratio / 2:
         # All ranks need the same time by their timers, so the GPU's activity has another cause.
         return None
+    if straggler.pattern is Pattern.IDLE and _costs_nothing(facts, straggler):
+        return None
     idle = straggler.pattern is Pattern.IDLE
     slow_input = idle and one_rank_loads_slowly(facts.data)
     evidence = [_describe(straggler)]
@@ -292,6 +297,13 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
         advice=_look_at(straggler),
         gain_ratio=straggler.wait_ratio,
     )
+
+
+def _costs_nothing(facts: JobEvidence, straggler: Straggler) -> bool:
+    """Whether steps would be no shorter if the rank arrived with its peers: their hosts are late in turn."""
+    gains = [one.gain_ratio for one in facts.nccl.ranks if one.rank == straggler.rank]
+    known = [gain for gain in gains if gain is not None]
+    return bool(known) and max(known) < _COSTS_NOTHING * straggler.wait_ratio
 
 
 def _spread(facts: JobEvidence) -> float | None:

@@ -248,11 +248,11 @@ THROTTLING = (
 TIMERS_BY_RANK = "log timers by rank [[timers_by_rank]]"
 
 
-def slow_host(rank: int) -> str:
-    """A rank whose GPU idles more than its peers'."""
+def slow_host(*ranks: int) -> str:
+    """Ranks whose GPUs idle more than their peers'."""
     return (
-        f"Check the host of rank {rank}: its input, its CPUs and the Python process (py-spy dump), compared"
-        " with a peer."
+        f"Check the host of {rank_names(ranks)}: its input, its CPUs and the Python process (py-spy dump),"
+        " compared with a peer."
     )
 
 

@@ -21,6 +21,9 @@ from perfd.thresholds import THRESHOLDS
 
 _FEWEST_SINCE, _MOST_SINCE = 6, 50
 """Lines of the log since the change; later those before are another time."""
+_CLEAR_SINCE, _CLEAR_RATIO, _CLEAR_SIGMAS, _CLEAR_S = 3, 0.2, 6.0, 2.0
+"""Or so many lines, where they are longer by far more than they scatter, and take so many seconds. Chosen: a
+fault is to be known after three steps where these are long."""
 _MOST_SINCE_S = 15.0
 """More short lines, up to this: GPUs take some seconds to show what they do. Chosen."""
 _BEFORE = 8
@@ -67,15 +70,15 @@ class LongerSteps:
         return 1 - self.before_s / self.since_s
 
     @property
-    def idle_alone(self) -> int | None:
-        """The rank whose GPU runs no kernel in the added time, while those of two others and more all wait.
+    def awaited_ranks(self) -> tuple[int, ...]:
+        """Ranks whose GPUs run no kernel in the added time, while those of all others wait: half at most.
 
-        Loaders or hosts that are slow on all ranks leave several GPUs idle; of two one would idle alike.
+        With two GPUs none: one would idle alike if loaders or hosts were slow on both.
         """
         idle = self.running_ratio <= THRESHOLDS.late_hosts_idle_ratio
         waiting = self.running_ratio >= THRESHOLDS.late_hosts_waiting_ratio
-        alone = idle.sum() == 1 and waiting.sum() == len(idle) - 1 >= _FEWEST_WAITING
-        return int(self.ranks[idle][0]) if alone else None
+        all_others_wait = waiting.sum() == len(idle) - idle.sum() >= max(_FEWEST_WAITING, idle.sum())
+        return tuple(sorted(self.ranks[idle].tolist())) if all_others_wait else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,13 @@ def _lines_of_change(steps: StepTable, rows: Ints) -> tuple[int, int] | None:
     before, fewest_since = lines_needed(steps, rows)
     line_s = median(times[-_MOST_SINCE:] * steps.steps_covered[rows[-_MOST_SINCE:]])
     most_since = max(_MOST_SINCE, int(np.nan_to_num(_MOST_SINCE_S / line_s))) if len(rows) else _MOST_SINCE
-    since = lines_since(times, before=before, fewest_since=fewest_since, most_since=most_since)
+    since = lines_since(
+        times,
+        before=before,
+        fewest_since=fewest_since,
+        most_since=most_since,
+        clear_since=min(_CLEAR_SINCE, fewest_since),
+    )
     return None if since is None else (before, since)
 
 
@@ -212,15 +221,20 @@ def lines_since(
     before: int = _BEFORE,
     fewest_since: int = _FEWEST_SINCE,
     most_since: int = _MOST_SINCE,
+    clear_since: int | None = None,
 ) -> int | None:
-    """How many of the newest lines are longer than those before; None where they are not, or not all."""
-    if len(times) < fewest_since + before:
+    """How many of the newest lines are longer than those before; None where they are not, or not all.
+
+    `clear_since` lines do where the change is clear by itself.
+    """
+    fewest = fewest_since if clear_since is None else clear_since
+    if len(times) < fewest + before:
         return None
     newest = times[-(most_since + before) :]
     if newest.max() * (1 - _LEAST_RATIO) < newest.min():
         # The usual case: no two lines are far enough apart.
         return None
-    earlier = sliding_window_view(newest, before)[: 1 - fewest_since]
+    earlier = sliding_window_view(newest, before)[: 1 - fewest]
     usual_s = median(earlier)
     scatter_s = MAD_TO_SIGMA * median(np.abs(earlier - usual_s[:, None]))
     # One row for each moment at which it may have begun: the lines from then on.
@@ -229,7 +243,11 @@ def lines_since(
     now_s = median(np.where(place >= np.arange(len(earlier))[:, None], since_s, np.nan))
     middle_s = (usual_s + now_s) / 2
     may = since_s[: len(earlier)] > middle_s
-    may &= now_s - usual_s >= np.maximum(_LEAST_RATIO * now_s, _SIGMAS * scatter_s)
+    longer_s = now_s - usual_s
+    may &= longer_s >= np.maximum(_LEAST_RATIO * now_s, _SIGMAS * scatter_s)
+    clear = longer_s >= np.maximum(_CLEAR_RATIO * now_s, _CLEAR_SIGMAS * scatter_s)
+    clear &= np.cumsum(since_s[::-1])[::-1][: len(earlier)] >= _CLEAR_S
+    may &= clear | (len(since_s) - np.arange(len(earlier)) >= fewest_since)
     # The earliest moment from which on it holds: a few lines later it does, too.
     for first in np.flatnonzero(may[:-1]).tolist():
         own, since = earlier[first], since_s[first:]
