@@ -15,14 +15,14 @@ from benchmarks.gpu.phases import Fault
 
 SEEDS = range(1, 65)
 _GPUS = 4
-_STEP_S = (0.3, 1.5)
+_STEP_S = (0.2, 0.9)
 _HEALTHY_S, _FAULT_S, _BETWEEN_S = (5.0, 15.0), (8.0, 12.0), (6.0, 9.0)
 _MOST_FAULTS = 2
 _HEALTHY_SHARE = 0.25
 """Of jobs, without any fault."""
-_FLOPS = {"megatron": 250e12, "loop": 420e12}
+_FLOPS = {"megatron": 170e12, "loop": 330e12}
 """Of a GPU, as such jobs reached them in earlier runs."""
-_LAUNCHES_S = {"megatron": 1.6e-3, "loop": 0.9e-3}
+_LAUNCHES_S = {"megatron": 2.6e-3, "loop": 1.4e-3}
 """What the host of a rank takes to launch one layer of a micro-batch, forward and backward, there."""
 _SEQUENCE = 2048
 _MEGATRON = (
