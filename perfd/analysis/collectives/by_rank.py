@@ -356,7 +356,7 @@ def _gains(
         late, others_late = losses.late_steps(place)
         stretch = late_stretch(late)
         late_for[place] = late.sum() if stretch is None else stretch.steps
-        if stretch is None and late.sum() < _FEWEST_LATE:
+        if stretch is None and len(late) and late.sum() < _FEWEST_LATE:
             gains[place] = 0.0
         gain = float(gains[place])
         change = step_change(step_time_s, stretch, others_late, replayed_ratio=gain) if stretch else None
