@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from analysis.jobs import gpu_table, step_table
 from analysis.test_reading_rank import GAIN, facts, longer, slow
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,8 +16,9 @@ from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler
 from perfd.analysis.findings import Culprit, Finding, Kind
-from perfd.analysis.steps import LongerSteps
+from perfd.analysis.steps import LongerSteps, gpu_activity
 from perfd.analysis.stragglers import Pattern, Straggler
+from perfd.model import GpuColumn, ParallelLayout
 
 RANK = 1
 CULPRIT = (Culprit(kind="rank", id=RANK),)
@@ -128,3 +130,41 @@ def test_a_gpu_that_idles_is_not_named_where_its_rank_arrives_with_its_peers(
         )
     )
     assert (found is not None) is named
+
+
+@pytest.mark.parametrize(("partner", "named"), [(0.99, True), (0.55, False)], ids=["waits", "idles too"])
+def test_a_gpu_that_idles_is_not_named_where_its_tensor_group_does_not_wait(
+    partner: float, named: bool
+) -> None:
+    idle = Straggler(
+        rank=1,
+        pattern=Pattern.IDLE,
+        ratio=1.25,
+        wait_ratio=0.25,
+        persistence_ratio=1.0,
+        peers=(3,),
+        source="nvml",
+    )
+    steps = step_table([1.0] * 20)
+    gpu = gpu_table(steps, {"busy_ratio": [partner, 0.6, 0.9, 0.85]})
+    found = judge_straggler(
+        replace(
+            facts(None),
+            reading=None,
+            only_reader=None,
+            nccl=NcclSummary(),
+            parallel=ParallelLayout(world_size=4, tp=2, pp=1, dp=2),
+            activity=gpu_activity(gpu, steps, np.arange(1, 20)),
+            stragglers_by_activity=(idle,),
+        )
+    )
+    assert (found is not None) is named
+
+
+@pytest.mark.parametrize(("samples", "taken"), [(4, False), (5, True)])
+def test_few_samples_of_gpm_do_not_stand_for_many_of_utilization(samples: int, taken: bool) -> None:
+    steps = step_table([1.0] * 21)
+    gpu = gpu_table(steps, {"busy_ratio": [0.6] * 2, "graphics_active_ratio": [0.9] * 2}, per_step=1)
+    gpu.metrics[GpuColumn.GRAPHICS_ACTIVE][samples + 1 :] = np.nan
+    activity = gpu_activity(gpu, steps, np.arange(1, 21))
+    assert (activity.kernel_metric is GpuColumn.GRAPHICS_ACTIVE) is taken

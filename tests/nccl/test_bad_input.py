@@ -235,7 +235,8 @@ def test_a_process_that_was_replaced_starts_its_counters_afresh(cluster: Cluster
 
     assert all(rank.busy_ratio is None or 0 <= rank.busy_ratio <= 1 for rank in cluster.summary().nccl.ranks)
     times = cluster.fleet.jobs["j"].communication.nccl.table()
-    assert all(time.span_s == pytest.approx(2.0) for time in times)
+    assert len(times)
+    assert times.span_s == pytest.approx(2.0)
 
 
 def test_another_layout_is_another_job(cluster: Cluster):

@@ -116,13 +116,13 @@ def judge_late_hosts(
 def _awaited(facts: JobEvidence, longer: LongerSteps) -> tuple[int, ...]:
     """The ranks that GPUs show all others to wait for; none if one of them may read data for others.
 
-    Those are the first and the last stage, the first ranks of several tensor groups, and of a job of unknown
+    Those are the first and the last stage, the first ranks of tensor groups, and of a job of unknown
     layout the first and the last rank.
     """
     found, layout, ranks = longer.awaited_ranks, facts.parallel, len(longer.ranks)
     stages, tensor = layout.pp or ranks, layout.tp or 1
     at_either_end = stages > 1 and any(rank * stages // ranks in {0, stages - 1} for rank in found)
-    of_groups = len(found) > 1 and tensor > 1 and any(rank % tensor == 0 for rank in found)
+    of_groups = tensor > 1 and any(rank % tensor == 0 for rank in found)
     reads = any(rank == facts.only_reader or rank in facts.readers for rank in found)
     return () if at_either_end or of_groups or reads else found
 

@@ -274,7 +274,9 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
     if spread is not None and spread < straggler.wait_ratio / 2:
         # All ranks need the same time by their timers, so the GPU's activity has another cause.
         return None
-    if straggler.pattern is Pattern.IDLE and _costs_nothing(facts, straggler):
+    if straggler.pattern is Pattern.IDLE and (
+        _costs_nothing(facts, straggler) or _partners_idle(facts, straggler)
+    ):
         return None
     idle = straggler.pattern is Pattern.IDLE
     slow_input = idle and one_rank_loads_slowly(facts.data)
@@ -304,6 +306,17 @@ def _costs_nothing(facts: JobEvidence, straggler: Straggler) -> bool:
     gains = [one.gain_ratio for one in facts.nccl.ranks if one.rank == straggler.rank]
     known = [gain for gain in gains if gain is not None]
     return bool(known) and max(known) < _COSTS_NOTHING * straggler.wait_ratio
+
+
+def _partners_idle(facts: JobEvidence, straggler: Straggler) -> bool:
+    """Whether others of its tensor group, which meet it in every layer, idle as well instead of waiting."""
+    tensor = facts.parallel.tp or 1
+    running = facts.activity.of_gpus(facts.activity.kernel_metric).tolist()
+    by_rank = {key.rank: ratio for key, ratio in zip(facts.activity.gpus, running, strict=True)}
+    first = straggler.rank - straggler.rank % tensor
+    partners = [by_rank.get(rank) for rank in range(first, first + tensor) if rank != straggler.rank]
+    waiting = by_rank.get(straggler.rank, np.nan) + straggler.wait_ratio / 2
+    return any(ratio is not None and ratio < waiting for ratio in partners)
 
 
 def _spread(facts: JobEvidence) -> float | None:

@@ -22,6 +22,8 @@ STEADY_STEPS, TRAINING_TIME = "steady steps", "training time"
 """What samples are of."""
 _FEWEST_SAMPLES = 5
 """Of each GPU, before a median says what is usual."""
+_LEAST_PART = 0.25
+"""Of the samples of NVML's utilization, that GPM must have to be taken in its place. Chosen."""
 _MOST_STEPS = 64
 """More steps do not make a median over steps better, and a job may have thousands of GPUs."""
 _BEFORE = 8
@@ -72,13 +74,14 @@ class GpuActivity:
     def kernel_metric(self) -> GpuColumn:
         """The metric that shows how long any kernel ran: GPM's, else NVML's coarser utilization.
 
-        GPM's is read at a slow pace because it is dear, so that of a short job it may have one sample,
-        and that may be of its start.
+        GPM's is read at a slow pace because it is dear, so that of a short job it may have few samples,
+        and these may be of its start. Where hosts are late in turn, a few of them show one GPU alone.
         """
         graphics, plain = self.metrics.get(GpuColumn.GRAPHICS_ACTIVE), self.metrics.get(GpuColumn.BUSY)
-        if graphics is None:
-            return GpuColumn.BUSY
-        return GpuColumn.GRAPHICS_ACTIVE if self.usual(graphics) or plain is None else GpuColumn.BUSY
+        if graphics is None or plain is None:
+            return GpuColumn.BUSY if graphics is None else GpuColumn.GRAPHICS_ACTIVE
+        enough = np.isfinite(graphics).sum() >= _LEAST_PART * np.isfinite(plain).sum()
+        return GpuColumn.GRAPHICS_ACTIVE if enough and self.usual(graphics) else GpuColumn.BUSY
 
     @property
     def when(self) -> str:
