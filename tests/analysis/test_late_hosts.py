@@ -135,6 +135,10 @@ def test_several_ranks_that_all_others_wait_for_are_named_together(idle: tuple[i
     assert [culprit.id for culprit in first.culprits] == named
 
 
+def test_several_ranks_that_each_read_their_own_data_are_not_named():
+    assert not summary(job(idle=(False, True, True, False))).bottleneck.culprits
+
+
 def test_first_ranks_of_several_tensor_groups_may_all_read_data_and_are_not_named():
     assert not summary(job(tp=2, idle=(True, False, True, False))).bottleneck.culprits
 

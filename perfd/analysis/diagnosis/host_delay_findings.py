@@ -117,14 +117,16 @@ def _awaited(facts: JobEvidence, longer: LongerSteps) -> tuple[int, ...]:
     """The ranks that GPUs show all others to wait for; none if one of them may read data for others.
 
     Those are the first and the last stage, the first ranks of tensor groups, and of a job of unknown
-    layout the first and the last rank.
+    layout the first and the last rank. Where each rank reads its own data, slow input of all leaves several
+    idle, and others wait by chance: there one rank is named at most.
     """
     found, layout, ranks = longer.awaited_ranks, facts.parallel, len(longer.ranks)
     stages, tensor = layout.pp or ranks, layout.tp or 1
     at_either_end = stages > 1 and any(rank * stages // ranks in {0, stages - 1} for rank in found)
     of_groups = tensor > 1 and any(rank % tensor == 0 for rank in found)
     reads = any(rank == facts.only_reader or rank in facts.readers for rank in found)
-    return () if at_either_end or of_groups or reads else found
+    each_reads = len(found) > 1 and (layout.pp or 1) == 1
+    return () if at_either_end or of_groups or reads or each_reads else found
 
 
 def _read(facts: JobEvidence) -> str:
