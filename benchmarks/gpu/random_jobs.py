@@ -1,7 +1,7 @@
 """Jobs for `phase_runs.py` that are drawn at random: layout, sizes, options, faults and when they begin.
 
-Whoever chooses jobs chooses what he has thought of. These are drawn from a seed, so that the share of right
-headlines over new seeds is an estimate for jobs that nobody looked at. Sizes are chosen so that a step
+Jobs chosen by hand are those that their author thought of. These are drawn from a seed, so that the share of
+right headlines over new seeds is an estimate for unseen jobs. Sizes are chosen so that a step
 takes 0.2 to 0.9 s on 4 H100s by the number of its operations; what it takes is measured. In
 `recorded_random` the first six were drawn for steps of 0.3 to 1.5 s, and those that a time limit ended before
 any fault, 1 and 8, are left out.
@@ -25,7 +25,7 @@ _HEALTHY_SHARE = 0.25
 _FLOPS = {"megatron": 170e12, "loop": 330e12}
 """Of a GPU, as such jobs reached them in earlier runs."""
 _LAUNCHES_S = {"megatron": 2.6e-3, "loop": 1.4e-3}
-"""What the host of a rank takes to launch one layer of a micro-batch, forward and backward, there."""
+"""Host time to launch one layer of a micro-batch, forward and backward, in those runs."""
 _SEQUENCE = 2048
 _MEGATRON = (
     # Name, weight, arguments, replicas of the data, stages, ranks that share a layer.

@@ -45,8 +45,8 @@ class Progress:
 
 @dataclass(slots=True)
 class _Seen:
-    restless_s: float
-    """When the job last might have changed, or nothing would have shown that."""
+    changed_s: float
+    """When the job last showed a change, or could not have shown one."""
     newest_unix_s: float | None
     """When its newest step ended, by its own clock."""
     newest_s: float
@@ -66,8 +66,8 @@ class JobChanges:
             seen.newest_unix_s, seen.newest_s = job.newest_unix_s, now_s
         presses = job.changed or _stalls(job, min(waited_s, now_s - seen.newest_s))
         if presses or job.line_s is None or job.line_s > SECONDS_FOR_ALL:
-            seen.restless_s = now_s
-        return Signs(presses=presses, calm=now_s - seen.restless_s >= _CALM_AFTER_S)
+            seen.changed_s = now_s
+        return Signs(presses=presses, calm=now_s - seen.changed_s >= _CALM_AFTER_S)
 
     def forget(self, name: str) -> None:
         """Forget a job that is gone."""

@@ -39,6 +39,19 @@ def gpus(computing: list[float], running: list[float]) -> LongerSteps:
     )
 
 
+def idling(peer: int) -> Straggler:
+    """The GPU of rank 1 idles for a quarter of a step more than that of its peer."""
+    return Straggler(
+        rank=RANK,
+        pattern=Pattern.IDLE,
+        ratio=1.25,
+        wait_ratio=0.25,
+        persistence_ratio=1.0,
+        peers=(peer,),
+        source="nvml",
+    )
+
+
 def blaming(facts: JobEvidence) -> list[Finding]:
     return [found for found in find_bottlenecks(facts) if CULPRIT[0] in found.culprits]
 
@@ -110,15 +123,7 @@ def test_a_gpu_that_idles_is_not_named_where_its_rank_arrives_with_its_peers(
     gain: float | None, named: bool
 ) -> None:
     """Hosts of a tensor group are late in turn, and a few samples of GPUs may show one of them."""
-    idle = Straggler(
-        rank=1,
-        pattern=Pattern.IDLE,
-        ratio=1.25,
-        wait_ratio=0.25,
-        persistence_ratio=1.0,
-        peers=(0,),
-        source="nvml",
-    )
+    idle = idling(0)
     ranks = [NcclRank(rank=rank, busy_ratio=0.3, wait_ratio=0.2, gain_ratio=gain) for rank in range(2)]
     found = judge_straggler(
         replace(
@@ -136,15 +141,7 @@ def test_a_gpu_that_idles_is_not_named_where_its_rank_arrives_with_its_peers(
 def test_a_gpu_that_idles_is_not_named_where_its_tensor_group_does_not_wait(
     partner: float, named: bool
 ) -> None:
-    idle = Straggler(
-        rank=1,
-        pattern=Pattern.IDLE,
-        ratio=1.25,
-        wait_ratio=0.25,
-        persistence_ratio=1.0,
-        peers=(3,),
-        source="nvml",
-    )
+    idle = idling(3)
     steps = step_table([1.0] * 20)
     gpu = gpu_table(steps, {"busy_ratio": [partner, 0.6, 0.9, 0.85]})
     found = judge_straggler(

@@ -271,16 +271,13 @@ class Ingest:
             known = self._state.agents.get(agent_id)
             return known is not None and known.left
 
-    def stays_left(self, agent: AgentState, batch: Batch) -> None:
-        """Know that an agent that left is not back, though an older batch came now."""
-        self._leave(agent, batch.sent_unix_ns)
-
     def _goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
         """Know that an agent stops as it was asked to."""
         log.info("An agent left.", extra={"node": agent.node, "reason": goodbye.reason})
-        self._leave(agent, goodbye.sent_unix_ns)
+        self.leave(agent, goodbye.sent_unix_ns)
 
-    def _leave(self, agent: AgentState, sent_unix_ns: int) -> None:
+    def leave(self, agent: AgentState, sent_unix_ns: int) -> None:
+        """Note that an agent left, or that a late batch of one that left does not mean that it is back."""
         with self._state.lock:
             agent.left = True
             self._state.fleet.leave(

@@ -41,7 +41,7 @@ _MOST_RANKS = 1024
 _AT_EITHER_END = 256
 """Ranks that cost others the most, and as many that wait the most. Chosen."""
 _NEWEST = 5
-"""Steps that are now."""
+"""The newest steps."""
 _MOST_REPLAYED = 16
 """Ranks whose steps are replayed without their delay, which takes time: those that cost others the most."""
 _OVER = 3
@@ -369,9 +369,8 @@ def _gains(
         of_it = AnalysisWindow(each=stretch.steps + stretch.over) if stretch.over else window
         most, _ = losses.gains(of_it, np.array([place]), step_time_s, at_most=True, over=stretch.over)
         least = max(gain, float(most[0]))
-        gains[place] = np.clip(
-            change.gain_ratio, 0.0, 1.0 if together is not None and together[place] else least
-        )
+        most_ratio = 1.0 if together is not None and together[place] else least
+        gains[place] = np.clip(change.gain_ratio, 0.0, most_ratio)
         errors[place] = min(errors[place], change.error_ratio)
         of_step_s[place] = change.since_s
         over[place] = stretch.over if stretch.over >= _OVER else np.nan

@@ -39,7 +39,7 @@ def waits_by_step(
 ) -> WaitsByStep:
     """Of the `newest` steps, by the numbers of operations.
 
-    Of a rank that reports no operation nothing is.
+    A rank that reports no operations is NaN throughout.
     `done` is how many steps there were since the first operation, where that is known better than by `steps`.
     """
     at_once, summed, longest = (np.zeros((newest, world)) for _ in range(3))

@@ -22,8 +22,8 @@ from perfd.analysis.operations.transfer_wait import (
 from perfd.model import ParallelLayout
 
 _BEHIND_S = 8.0
-"""By how much the operations of a rank come later than those of its peers at least: an agent sends each
-second, and its restart takes some. Chosen."""
+"""Operations of a rank that come at least this much later than those of its peers are late: an agent sends
+once a second, and its restart takes a few. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +112,8 @@ def _has_inner_groups(parallel: ParallelLayout) -> bool:
 def ranks_behind(stacks: Sequence[CommunicatorBatch], counting: Ints) -> tuple[int, ...]:
     """Ranks whose newest operations are far older than those that others of their communicators reported.
 
-    What all of them reported is of another time than what is known besides: whom they waited for then need
-    not be late any more. Of ranks that are `counting` many operations, those that report none, too.
+    The operations that all of them reported are then of an earlier time, and who was late in those may not be
+    late now. Ranks that are `counting` many operations and report none are behind as well.
     """
     seen = [stack.ranks[_reporting(stack)].ravel() for stack in stacks]
     found = set(np.setdiff1d(counting, np.concatenate(seen)).tolist()) if any(map(len, seen)) else set()

@@ -64,7 +64,7 @@ class GpuActivity:
         return self.medians.get(name, np.full(len(self.gpus), np.nan))
 
     def lately(self, name: GpuColumn) -> Floats:
-        """The same over the newest of these steps: what was usual until a fault began is another thing."""
+        """The same over the newest of these steps, which show a fault before the median of all does."""
         values = self.metrics.get(name)
         if values is None:
             return self.of_gpus(name)
@@ -94,7 +94,7 @@ class GpuActivity:
 
 
 def newest_rows(rows: int, fewest: int = _FEWEST_SAMPLES) -> int:
-    """How many of the newest steps with samples are now: a quarter of them, and as many as are trusted."""
+    """How many of the newest steps with samples count as current: a quarter, or the fewest to be trusted."""
     return max(fewest, rows // 4)
 
 

@@ -175,7 +175,7 @@ class NatsSessions:
         if failed is not None:
             receipt.refused = str(failed)
         if left and isinstance(message, Batch):
-            self._intake.stays_left(session.agent, message)
+            self._intake.leave(session.agent, message.sent_unix_ns)
         if left or isinstance(message, Goodbye):
             self._close([sender.agent_id])
         return receipt
