@@ -102,6 +102,18 @@ def test_operations_are_matched_by_sequence_in_any_order_of_arrival() -> None:
     assert table.kernel_ratio.tolist() == [0.25, 0.25]
 
 
+@pytest.mark.parametrize(("start_unix_ns", "increment_us"), [(-(2**63), -1), (2**63 - 1, 1)])
+def test_times_beyond_64_bits_are_the_last_ones_that_can_be_kept(
+    start_unix_ns: int, increment_us: int
+) -> None:
+    state, _ = rows()
+    for rank in range(2):
+        one = times(rank, [0, 1])
+        state.put(replace(one, start_unix_ns=start_unix_ns, start_increments_us=[increment_us] * 2))
+    (table,) = tables(state)
+    assert table.sequence.tolist() == [0, 1]
+
+
 def test_how_nccl_did_it_is_the_newest_word_and_a_new_communicator_has_none() -> None:
     state, _ = rows()
     ring = Method(algorithm="RING", protocol="SIMPLE", channels=24)

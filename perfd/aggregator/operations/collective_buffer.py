@@ -168,6 +168,9 @@ class CollectiveBuffer:
         if times.start_increments_us:
             last_ns = first_ns + 1_000 * sum(times.start_increments_us)
             first_ns += 1_000 * times.start_increments_us[0]
+        # A sum of what a record may say can be beyond 64 bits.
+        edge = np.iinfo(np.int64)
+        first_ns, last_ns = (min(max(edge.min, one), edge.max) for one in (first_ns, last_ns))
         self._first_unix_ns[row, column] = self._first_unix_ns[row, column] or first_ns
         self._last_unix_ns[row, column] = last_ns
         self._windows.put(row, column, times, new_ratio=_new_ratio(times, int(self._newest[row, column])))
