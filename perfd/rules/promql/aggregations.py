@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.promql.evaluation import (
+from perfd.rules.promql.instant_vectors import (
     EvaluationError,
     Floats,
     Instant,
@@ -22,7 +22,7 @@ from perfd.rules.promql.evaluation import (
     VectorNode,
     empty,
 )
-from perfd.rules.promql.range_functions import quantiles
+from perfd.rules.promql.range_vectors import quantiles
 
 Groups = NDArray[np.intp]
 

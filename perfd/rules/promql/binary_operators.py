@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfd.rules.promql.evaluation import (
+from perfd.rules.promql.instant_vectors import (
     Floats,
     Instant,
     Keys,

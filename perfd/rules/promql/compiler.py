@@ -8,8 +8,8 @@ import promql_parser as pp
 
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, MatcherSet
 from perfd.rules.problems import Problem, TextError
-from perfd.rules.promql import aggregations, binary_operators, functions, range_functions
-from perfd.rules.promql.evaluation import (
+from perfd.rules.promql import aggregations, binary_operators, functions, range_vectors
+from perfd.rules.promql.instant_vectors import (
     InstantSelector,
     Query,
     RangeSelector,
@@ -109,9 +109,9 @@ class _Compiler:
 
     def _call(self, tree: pp.Call) -> VectorNode:
         name, args = tree.func.name, tree.args
-        if name in range_functions.FUNCTIONS:
+        if name in range_vectors.FUNCTIONS:
             parameter = self.scalar(args[0]) if name == "quantile_over_time" else None
-            return range_functions.over_range(name, self._range(args[-1]), parameter)
+            return range_vectors.over_range(name, self._range(args[-1]), parameter)
         if name in functions.ELEMENTWISE:
             parameters = [self.scalar(argument) for argument in args[1:]]
             if name == "round" and not parameters:

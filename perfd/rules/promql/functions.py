@@ -9,7 +9,7 @@ import numpy as np
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, compile_regex
-from perfd.rules.promql.evaluation import (
+from perfd.rules.promql.instant_vectors import (
     Floats,
     Instant,
     InstantSelector,

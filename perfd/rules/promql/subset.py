@@ -9,7 +9,7 @@ import promql_parser
 
 from perfd.rules.label_matchers import compile_regex
 from perfd.rules.problems import Problem
-from perfd.rules.promql import aggregations, functions, range_functions
+from perfd.rules.promql import aggregations, functions, range_vectors
 from perfd.rules.promql.tokens import CLOSING, Token
 
 _BY_THE_COMPILER = (
@@ -17,7 +17,7 @@ _BY_THE_COMPILER = (
     *("time", "timestamp", "vector"),
 )
 """Functions that are in no table."""
-FUNCTIONS = frozenset((*range_functions.FUNCTIONS, *functions.ELEMENTWISE, *_BY_THE_COMPILER)) - {"neg"}
+FUNCTIONS = frozenset((*range_vectors.FUNCTIONS, *functions.ELEMENTWISE, *_BY_THE_COMPILER)) - {"neg"}
 """The functions of the subset."""
 AGGREGATIONS = frozenset((*aggregations.SIMPLE, "bottomk", "quantile", "topk"))
 """The aggregations of the subset."""

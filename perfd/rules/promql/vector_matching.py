@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.promql.evaluation import EvaluationError, Keys, Mask, describe
 from perfd.rules.promql.functions import with_label
+from perfd.rules.promql.instant_vectors import EvaluationError, Keys, Mask, describe
 
 Groups = NDArray[np.intp]
 

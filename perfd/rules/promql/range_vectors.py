@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.rules.promql.evaluation import (
+from perfd.rules.promql.instant_vectors import (
     Floats,
     Instant,
     Mask,
