@@ -13,7 +13,7 @@ import numpy as np
 from perfd.metrics.series import Labels, SeriesKey
 from perfd.model import JOB_LABEL, JOB_LABELS, OWNER_LABELS, Alert, AlertState
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.promql.instant_vectors import EvaluationError
+from perfd.rules.promql.series_keys import EvaluationError
 from perfd.rules.rule_model import ActiveAlert, AlertingRule, alert_series
 from perfd.rules.series_store import SeriesStore, to_ms
 from perfd.rules.templates import TemplateData

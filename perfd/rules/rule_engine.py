@@ -12,7 +12,8 @@ from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import Alert
 from perfd.rules.alert_states import AlertBook, External, ended
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.promql.instant_vectors import EvaluationError, Keys, Remembered, Vector, empty
+from perfd.rules.promql.instant_vectors import Vector, empty
+from perfd.rules.promql.series_keys import EvaluationError, Keys, Remembered
 from perfd.rules.rule_model import (
     ActiveAlert,
     EngineState,

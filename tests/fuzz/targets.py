@@ -46,7 +46,7 @@ from perfd.recording import open_recording
 from perfd.rules.files import load_rules
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.promql.instant_vectors import EvaluationError
+from perfd.rules.promql.series_keys import EvaluationError
 from perfd.session.recording.recorded_streams import installed_players, open_playback
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.memory.allocation_history import replay

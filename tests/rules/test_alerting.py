@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from perfd.metrics.series import SeriesKey
 from perfd.model import AlertState
 from perfd.rules.alert_states import AlertBook, External
-from perfd.rules.promql.instant_vectors import EvaluationError
+from perfd.rules.promql.series_keys import EvaluationError
 from perfd.rules.rule_model import AlertingRule
 from perfd.rules.templates import compile_template
 

@@ -17,7 +17,7 @@ from perfd.metrics.series import SeriesKey
 from perfd.rules import RuleEngine, SeriesStore, load_rules
 from perfd.rules.files.rules_loader import read_rules
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.promql.instant_vectors import EvaluationError, describe
+from perfd.rules.promql.series_keys import EvaluationError, describe
 from perfd.rules.rule_model import alert_series
 from perfd.rules.series_store import STALE
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values

@@ -7,7 +7,7 @@ import pytest
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.promql.instant_vectors import EvaluationError
+from perfd.rules.promql.series_keys import EvaluationError
 from perfd.rules.series_store import STALE, SeriesStore
 
 NODES = [SeriesKey.of("load", {"node": node, "gpu": gpu}) for node in "ab" for gpu in "01"]

@@ -12,7 +12,7 @@ from perfd.errors import RulesError
 from perfd.metrics.series import SeriesKey
 from perfd.rules.durations import format_duration, parse_duration
 from perfd.rules.problems import TextError
-from perfd.rules.promql.instant_vectors import describe
+from perfd.rules.promql.series_keys import describe
 from perfd.rules.series_store import STALE
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from perfd.rules.unit_tests.test_files import read_tests

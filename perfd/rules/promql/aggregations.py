@@ -11,18 +11,9 @@ from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.promql.instant_vectors import (
-    EvaluationError,
-    Floats,
-    Instant,
-    Keys,
-    Remembered,
-    ScalarNode,
-    Vector,
-    VectorNode,
-    empty,
-)
+from perfd.rules.promql.instant_vectors import Floats, Instant, ScalarNode, Vector, VectorNode, empty
 from perfd.rules.promql.range_vectors import quantiles
+from perfd.rules.promql.series_keys import EvaluationError, Keys, Remembered
 
 Groups = NDArray[np.intp]
 

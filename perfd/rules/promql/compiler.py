@@ -8,16 +8,21 @@ import promql_parser as pp
 
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, MatcherSet
 from perfd.rules.problems import Problem, TextError
-from perfd.rules.promql import aggregations, binary_operators, functions, range_vectors
+from perfd.rules.promql import aggregations, functions, range_vectors
 from perfd.rules.promql.instant_vectors import (
+    SET_OPERATORS,
     InstantSelector,
     Query,
-    RangeSelector,
     ScalarNode,
     VectorNode,
+    scalar_binary,
     scalar_of,
+    set_operator,
+    vector_binary,
     vector_of,
+    vector_scalar,
 )
+from perfd.rules.promql.range_vectors import RangeSelector
 from perfd.rules.promql.syntax import parse
 from perfd.rules.promql.vector_matching import VectorMatching
 
@@ -87,7 +92,7 @@ class _Compiler:
             argument = self.scalar(tree.expr)
             return lambda at: -argument(at)
         if isinstance(tree, pp.BinaryExpr):
-            return binary_operators.scalar_binary(str(tree.op), self.scalar(tree.lhs), self.scalar(tree.rhs))
+            return scalar_binary(str(tree.op), self.scalar(tree.lhs), self.scalar(tree.rhs))
         if isinstance(tree, pp.Call) and tree.args:
             return scalar_of(self.vector(tree.args[0]))
         # `time()`, in seconds.
@@ -158,14 +163,14 @@ class _Compiler:
         as_bool = tree.modifier is not None and tree.modifier.return_bool
         if is_scalar(tree.lhs):
             left, right = self.scalar(tree.lhs), self.vector(tree.rhs)
-            return binary_operators.vector_scalar(operator, right, left, swapped=True, as_bool=as_bool)
+            return vector_scalar(operator, right, left, swapped=True, as_bool=as_bool)
         if is_scalar(tree.rhs):
             vector, number = self.vector(tree.lhs), self.scalar(tree.rhs)
-            return binary_operators.vector_scalar(operator, vector, number, swapped=False, as_bool=as_bool)
+            return vector_scalar(operator, vector, number, swapped=False, as_bool=as_bool)
         sides = (self.vector(tree.lhs), self.vector(tree.rhs))
-        if operator in binary_operators.SET_OPERATORS:
-            return binary_operators.set_operator(operator, *sides, _matching(tree.modifier))
-        return binary_operators.vector_binary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
+        if operator in SET_OPERATORS:
+            return set_operator(operator, *sides, _matching(tree.modifier))
+        return vector_binary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
 
     def _instant(self, tree: pp.VectorSelector) -> InstantSelector:
         selector = InstantSelector(_selection(tree), _ms(tree.offset))

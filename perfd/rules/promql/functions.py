@@ -13,15 +13,13 @@ from perfd.rules.promql.instant_vectors import (
     Floats,
     Instant,
     InstantSelector,
-    Keys,
-    RangeSelector,
-    Remembered,
     ScalarNode,
     Vector,
     VectorNode,
     empty,
-    without_name,
 )
+from perfd.rules.promql.range_vectors import RangeSelector
+from perfd.rules.promql.series_keys import Keys, Remembered, label_of, with_label, without_name
 
 
 def _round(values: Floats, to_nearest: float) -> Floats:
@@ -133,7 +131,7 @@ def label_replace(
     regex = compile_regex(pattern)
 
     def change(key: SeriesKey) -> SeriesKey:
-        match = regex.fullmatch(_label(key, source))
+        match = regex.fullmatch(label_of(key, source))
         return key if match is None else with_label(key, target, _expand(replacement, match))
 
     return change
@@ -141,18 +139,7 @@ def label_replace(
 
 def label_join(target: str, separator: str, sources: list[str]) -> Callable[[SeriesKey], SeriesKey]:
     """The change that `label_join(v, target, separator, *sources)` makes to a series."""
-    return lambda key: with_label(key, target, separator.join(_label(key, source) for source in sources))
-
-
-def with_label(key: SeriesKey, name: str, value: str) -> SeriesKey:
-    """The series with a label set, or taken away when the value is empty."""
-    if name == METRIC_NAME_LABEL:
-        return SeriesKey(value, key.labels)
-    return SeriesKey.of(key.name, {**dict(key.labels), name: value})
-
-
-def _label(key: SeriesKey, name: str) -> str:
-    return key.name if name == METRIC_NAME_LABEL else key.label(name)
+    return lambda key: with_label(key, target, separator.join(label_of(key, source) for source in sources))
 
 
 _MOST_REFERENCE_CHARS = 256

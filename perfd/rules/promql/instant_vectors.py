@@ -1,4 +1,4 @@
-"""What an expression evaluates to, and the selectors that read it from a store of series.
+"""Instant vectors: what an expression evaluates to, the selectors that read them, the operators between them.
 
 A vector is one value for each of many series, with the series stored separately from the values: the set of
 series changes rarely, the values all the time. Every operator therefore works on arrays over a fixed set of
@@ -9,51 +9,46 @@ changes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import MatcherSet
-from perfd.rules.series_store import (
-    LOOKBACK_MS,
-    Block,
-    Columns,
-    Read,
-    SampleMatrix,
-    SeriesStore,
-    Times,
-    is_value,
+from perfd.rules.promql.series_keys import EvaluationError, Keys, Remembered, describe, without_name
+from perfd.rules.promql.vector_matching import (
+    Groups,
+    Mask,
+    Pairs,
+    VectorMatching,
+    common_groups,
+    refuse_two,
+    the_one_of_each,
 )
+from perfd.rules.series_store import LOOKBACK_MS, Block, Columns, Read, SampleMatrix, SeriesStore, Times
 
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
+Floats: TypeAlias = Block
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-class EvaluationError(Exception):
-    """The current series do not allow the expression, for example because a match is ambiguous."""
-
-
-class Keys:
-    """The series of a vector. Compared by identity: operators keep one as long as nothing changes."""
-
-    def __init__(self, items: Iterable[SeriesKey]) -> None:
-        self.items = tuple(items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    @cached_property
-    def repeated(self) -> bool:
-        """Whether two keys are equal, so that both must not be present at once."""
-        return len(set(self.items)) < len(self.items)
+# What operators do to numbers: as IEEE 754 says, never an exception.
+_ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
+    "+": np.add,
+    "-": np.subtract,
+    "*": np.multiply,
+    "/": np.divide,
+    "%": np.fmod,
+    "^": np.power,
+}
+_COMPARISON: Mapping[str, Callable[[Any, Any], Any]] = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    ">": np.greater,
+    "<": np.less,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+}
+SET_OPERATORS = frozenset({"and", "or", "unless"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,37 +79,6 @@ NO_KEYS = Keys(())
 def empty() -> Vector:
     """The vector of no series."""
     return Vector(NO_KEYS, np.zeros(0), np.zeros(0, dtype=bool))
-
-
-class Remembered(Generic[P, R]):
-    """A function that remembers its last result for arguments that are the same objects."""
-
-    def __init__(self, function: Callable[P, R]) -> None:
-        self._function = function
-        self._arguments: tuple[object, ...] | None = None
-        self._result: R | None = None
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        known = self._arguments
-        if known is None or any(a is not b for a, b in zip(args, known, strict=True)) or self._result is None:
-            self._result = self._function(*args, **kwargs)
-            self._arguments = args
-        return self._result
-
-
-def without_name(keys: Keys) -> Keys:
-    """The keys without their metric's name, as after any arithmetic."""
-    return Keys(SeriesKey("", key.labels) for key in keys.items)
-
-
-def describe(key: SeriesKey) -> str:
-    """A series as Prometheus writes it."""
-    labels = ", ".join(f'{name}="{_escaped(value)}"' for name, value in key.labels)
-    return f"{key.name}{{{labels}}}" if labels or not key.name else key.name
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +134,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class MatchedPart:
     """The matched series of one table, and their places among all that matched."""
 
     table: SampleMatrix
@@ -178,7 +142,7 @@ class _Part:
     places: slice
 
 
-class _Matched:
+class MatchedSeries:
     """The series that a selection matches; looked up again only when the store's series change."""
 
     def __init__(self, selection: MatcherSet) -> None:
@@ -186,7 +150,7 @@ class _Matched:
         self._store: SeriesStore | None = None
         self._revision: tuple[int, int] | None = None
         self.keys = Keys(())
-        self.parts: list[_Part] = []
+        self.parts: list[MatchedPart] = []
 
     def refresh(self, store: SeriesStore) -> None:
         """Bring `keys` and `parts` up to date; the same `keys` object stays for the same series."""
@@ -199,7 +163,7 @@ class _Matched:
         for table, columns in store.select(self.selection):
             places = slice(len(items), len(items) + len(columns))
             items.extend(table.keys[column] for column in columns)
-            self.parts.append(_Part(table, _consecutive(columns), places))
+            self.parts.append(MatchedPart(table, _consecutive(columns), places))
         if tuple(items) != self.keys.items:
             self.keys = Keys(items)
 
@@ -210,7 +174,7 @@ class InstantSelector:
     def __init__(self, selection: MatcherSet, offset_ms: int) -> None:
         self.selection = selection
         self._offset_ms = offset_ms
-        self._matched = _Matched(selection)
+        self._matched = MatchedSeries(selection)
 
     def read(self) -> Read:
         """What the store has to keep for this selector."""
@@ -240,69 +204,107 @@ class InstantSelector:
         return Vector(matched.keys, values, present), times
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Samples of some series that all have the same times: rows are times."""
-
-    times_ms: Times
-    values: Block
-    places: slice | NDArray[np.intp]
-    """Which of the selector's keys these are."""
-
-
-class RangeSelector:
-    """`name{...}[d] offset d`: all samples of an interval that is closed at both ends."""
-
-    def __init__(self, selection: MatcherSet, range_ms: int, offset_ms: int) -> None:
-        self.selection = selection
-        self.range_ms = range_ms
-        self.offset_ms = offset_ms
-        self._matched = _Matched(selection)
-
-    def read(self) -> Read:
-        """What the store has to keep for this selector."""
-        return Read(self.selection, max(0, self.range_ms + self.offset_ms))
-
-    def samples(self, at: Instant) -> tuple[Keys, list[Samples]]:
-        """All matched series, and their samples; a series without any is in no part."""
-        matched = self._matched
-        matched.refresh(at.store)
-        end_ms = at.time_ms - self.offset_ms
-        found: list[Samples] = []
-        for part in matched.parts:
-            times, block = part.table.window(end_ms - self.range_ms, end_ms, part.columns)
-            if len(times):
-                found.extend(_complete(times, block, part.places))
-        return matched.keys, found
-
-
-def _complete(times: Times, block: Block, places: slice) -> Iterator[Samples]:
-    """Splits a block by which rows hold samples, so that no part has a hole."""
-    valid = is_value(block)
-    if valid.all():
-        yield Samples(times, block, places)
-        return
-    first, members = _patterns(valid)
-    for number, column in enumerate(first):
-        rows = valid[:, column]
-        if rows.any():
-            columns = np.flatnonzero(members == number)
-            yield Samples(times[rows], block[np.ix_(rows, columns)], columns + places.start)
-
-
-def _patterns(valid: Mask) -> tuple[Sequence[int], NDArray[np.intp]]:
-    """The first column of each pattern of rows, and which pattern each column has."""
-    if (valid == valid[:, :1]).all():
-        return [0], np.zeros(valid.shape[1], np.intp)
-    # As bytes: `np.unique` compares columns of booleans element by element.
-    packed = np.ascontiguousarray(np.packbits(valid, axis=0).T)
-    _, first, members = np.unique(
-        packed.view(np.dtype((np.void, packed.shape[1]))).ravel(), return_index=True, return_inverse=True
-    )
-    return first.tolist(), members.reshape(-1)
-
-
 def _consecutive(columns: list[int]) -> Columns:
     if columns == list(range(columns[0], columns[0] + len(columns))):
         return slice(columns[0], columns[0] + len(columns))
     return np.array(columns, dtype=np.intp)
+
+
+def scalar_binary(operator: str, left: ScalarNode, right: ScalarNode) -> ScalarNode:
+    """An operator between two numbers; comparisons give 1 or 0."""
+    function = _function(operator)
+    return lambda at: float(function(np.float64(left(at)), np.float64(right(at))))
+
+
+def vector_scalar(
+    operator: str, vector: VectorNode, number: ScalarNode, *, swapped: bool, as_bool: bool
+) -> VectorNode:
+    """An operator between a vector and a number, in either order.
+
+    A comparison keeps the series for which it holds, with the vector's value,
+    or gives 1 or 0 with `bool`.
+    """
+    is_filter = operator in _COMPARISON and not as_bool
+    function = _function(operator)
+    unnamed = Remembered(without_name)
+
+    def result(at: Instant) -> Vector:
+        found, other = vector(at), number(at)
+        values = function(other, found.values) if swapped else function(found.values, other)
+        if is_filter:
+            return Vector(found.keys, found.values, found.present & values)
+        keys = unnamed(found.keys)
+        return Vector(keys, values.astype(np.float64, copy=False), found.present).checked()
+
+    return result
+
+
+def vector_binary(
+    operator: str, left: VectorNode, right: VectorNode, matching: VectorMatching, *, as_bool: bool
+) -> VectorNode:
+    """Arithmetic or a comparison between series that match."""
+    is_filter = operator in _COMPARISON and not as_bool
+    function = _function(operator)
+    common = Remembered(lambda many, one: common_groups(many, one, matching))
+    # The sets of one-to-one and arithmetic are as in resultMetric of promql/engine.go.
+    pairs = Pairs(matching, keep_name=is_filter)
+    swapped = matching.many == "right"
+
+    def combined(many: Vector, one: Vector, partner: Groups, present: Mask) -> tuple[Floats, Mask]:
+        others = one.values[partner]
+        first, second = (others, many.values) if swapped else (many.values, others)
+        values = function(first, second)
+        if is_filter:
+            return first, present & values
+        return values.astype(np.float64, copy=False), present
+
+    def result(at: Instant) -> Vector:
+        many, one = left(at), right(at)
+        if swapped:
+            many, one = one, many
+        if not (many.present.any() and one.present.any()):
+            # As in Prometheus, an empty side means no result, even where the other is ambiguous.
+            return empty()
+        groups = common(many.keys, one.keys)
+        ones = the_one_of_each(groups.second, groups.count, one.present, one.keys)
+        partner = ones[groups.first]
+        present = many.present & (partner >= 0)
+        keys = pairs.keys(many.keys, one.keys, np.where(present, partner, -1))
+        if not present.any():
+            return Vector(keys, np.zeros(len(keys)), present)
+        values, present = combined(many, one, partner, present)
+        if not matching.many:
+            places = np.flatnonzero(present)
+            members = groups.first[places]
+            refuse_two(np.bincount(members, minlength=groups.count), members, places, many.keys)
+        return Vector(keys, values, present).checked()
+
+    return result
+
+
+def set_operator(operator: str, left: VectorNode, right: VectorNode, matching: VectorMatching) -> VectorNode:
+    """`and`, `or`, `unless`: whole series, chosen by whether the other side has a match."""
+    common = Remembered(lambda first, second: common_groups(first, second, matching))
+    both = Remembered(lambda first, second: Keys((*first.items, *second.items)))
+
+    def result(at: Instant) -> Vector:
+        first, second = left(at), right(at)
+        groups = common(first.keys, second.keys)
+        if operator == "or":
+            covered = np.zeros(groups.count, dtype=bool)
+            covered[groups.first[first.present]] = True
+            return Vector(
+                both(first.keys, second.keys),
+                np.concatenate([first.values, second.values]),
+                np.concatenate([first.present, second.present & ~covered[groups.second]]),
+            )
+        matched = np.zeros(groups.count, dtype=bool)
+        matched[groups.second[second.present]] = True
+        there = matched[groups.first]
+        return Vector(first.keys, first.values, first.present & (there if operator == "and" else ~there))
+
+    return result
+
+
+def _function(operator: str) -> Callable[[Any, Any], Any]:
+    return _ARITHMETIC.get(operator) or _COMPARISON[operator]

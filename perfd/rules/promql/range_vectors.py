@@ -1,25 +1,88 @@
-"""Functions of ranges of samples, as Prometheus 2.42 computes them (promql/functions.go)."""
+"""Range vectors: samples of an interval, and their functions as in Prometheus 2.42 (promql/functions.go)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from perfd.rules.label_matchers import MatcherSet
 from perfd.rules.promql.instant_vectors import (
     Floats,
     Instant,
-    Mask,
-    RangeSelector,
-    Remembered,
-    Samples,
+    MatchedSeries,
     ScalarNode,
     Vector,
     VectorNode,
-    without_name,
 )
+from perfd.rules.promql.series_keys import Keys, Remembered, without_name
+from perfd.rules.promql.vector_matching import Mask
+from perfd.rules.series_store import Block, Read, Times, is_value
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of some series that all have the same times: rows are times."""
+
+    times_ms: Times
+    values: Block
+    places: slice | NDArray[np.intp]
+    """Which of the selector's keys these are."""
+
+
+class RangeSelector:
+    """`name{...}[d] offset d`: all samples of an interval that is closed at both ends."""
+
+    def __init__(self, selection: MatcherSet, range_ms: int, offset_ms: int) -> None:
+        self.selection = selection
+        self.range_ms = range_ms
+        self.offset_ms = offset_ms
+        self._matched = MatchedSeries(selection)
+
+    def read(self) -> Read:
+        """What the store has to keep for this selector."""
+        return Read(self.selection, max(0, self.range_ms + self.offset_ms))
+
+    def samples(self, at: Instant) -> tuple[Keys, list[Samples]]:
+        """All matched series, and their samples; a series without any is in no part."""
+        matched = self._matched
+        matched.refresh(at.store)
+        end_ms = at.time_ms - self.offset_ms
+        found: list[Samples] = []
+        for part in matched.parts:
+            times, block = part.table.window(end_ms - self.range_ms, end_ms, part.columns)
+            if len(times):
+                found.extend(_complete(times, block, part.places))
+        return matched.keys, found
+
+
+def _complete(times: Times, block: Block, places: slice) -> Iterator[Samples]:
+    """Splits a block by which rows hold samples, so that no part has a hole."""
+    valid = is_value(block)
+    if valid.all():
+        yield Samples(times, block, places)
+        return
+    first, members = _patterns(valid)
+    for number, column in enumerate(first):
+        rows = valid[:, column]
+        if rows.any():
+            columns = np.flatnonzero(members == number)
+            yield Samples(times[rows], block[np.ix_(rows, columns)], columns + places.start)
+
+
+def _patterns(valid: Mask) -> tuple[Sequence[int], NDArray[np.intp]]:
+    """The first column of each pattern of rows, and which pattern each column has."""
+    if (valid == valid[:, :1]).all():
+        return [0], np.zeros(valid.shape[1], np.intp)
+    # As bytes: `np.unique` compares columns of booleans element by element.
+    packed = np.ascontiguousarray(np.packbits(valid, axis=0).T)
+    _, first, members = np.unique(
+        packed.view(np.dtype((np.void, packed.shape[1]))).ravel(), return_index=True, return_inverse=True
+    )
+    return first.tolist(), members.reshape(-1)
 
 
 def quantiles(fraction: float, values: Floats) -> Floats:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.promql.functions import with_label
-from perfd.rules.promql.instant_vectors import EvaluationError, Keys, Mask, describe
+from perfd.rules.promql.series_keys import EvaluationError, Keys, describe, with_label
 
 Groups = NDArray[np.intp]
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from perfd.rules.durations import format_duration
 from perfd.rules.files import load_rules
 from perfd.rules.go_numbers import go_float
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.promql.instant_vectors import EvaluationError, describe
+from perfd.rules.promql.series_keys import EvaluationError, describe
 from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.rule_model import Evaluation, RuleSet
 from perfd.rules.series_store import SeriesStore
