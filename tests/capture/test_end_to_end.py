@@ -202,21 +202,38 @@ def test_every_rank_has_its_own_outcome_at_the_aggregator(make_system):
     assert capture["state"] == "empty"
 
 
-def test_an_aggregator_that_restarts_in_mid_capture_loses_it_and_stops_it(node, make_system):
+def test_an_aggregator_that_restarts_in_mid_capture_goes_on_with_it(node, make_system):
     system = make_system(max_duration_s=300)
     first = system.aggregator()
     system.agent()
     system.until(first, lambda capture: capture["ranks"] and capture["ranks"][0]["state"] == "running")
-    assert node.session_state() == "Collection"
     first.stop()
     second = system.aggregator()
-    capture = second.captures()[0]
-    assert (capture["state"], capture["ranks"][0]["state"]) == ("lost", "lost")
-    node.until(lambda: node.session_state() == "Launched")
+    (capture,) = second.captures()
+    assert capture["state"] == "open"
     # The alert goes on, so it is no new one and starts no second capture.
+    node.until(lambda: second.tick() or second.jobs() == ["llama"])
     for _ in range(3):
         second.tick()
     assert [known["id"] for known in second.captures()] == [capture["id"]]
+    assert node.session_state() == "Collection"
+    assert main(["capture", "cancel", capture["id"], "--aggregator", second.http_address]) == 0
+    ended = system.until(second, lambda capture: capture["state"] != "open")
+    assert (ended["state"], ended["ranks"][0]["state"]) == ("failed", "failed")
+    assert node.session_state() == "Launched"
+
+
+def test_a_capture_that_ends_while_no_aggregator_runs_is_done(node, make_system):
+    system = make_system(max_duration_s=3)
+    first = system.aggregator()
+    system.agent()
+    system.until(first, lambda capture: capture["ranks"] and capture["ranks"][0]["state"] == "running")
+    first.stop()
+    node.until(lambda: node.session_state() == "Launched")
+    second = system.aggregator()
+    capture = system.until(second, lambda capture: capture["state"] != "open")
+    assert (capture["state"], capture["reason"]) == ("done", "")
+    assert capture["ranks"][0]["files"]
 
 
 def test_an_agent_that_stops_in_mid_capture_says_so_before_it_goes(node, make_system):

@@ -401,15 +401,74 @@ def test_a_cancel_reaches_the_nodes_that_still_owe_an_outcome(world):
     assert world.report(CancelRequested(capture_id="nosuch", reason="enough")) == []
 
 
-def test_a_restarted_aggregator_loses_open_captures_and_stops_them(world):
-    world.report(alert())
-    before = world.only()
+def test_a_cancel_is_repeated_to_a_node_that_was_away(world):
+    world.report(alert(job=JobView(job="gpt", nodes=("a",))))
+    capture_id = world.only().capture_id
+    world.report(status(capture_id, CaptureState.RUNNING, 0))
+    world.report(AgentGone(node="a"))
+    world.report(CancelRequested(capture_id=capture_id, reason="enough"))
+    (cancel,) = world.report(AgentConnected(node="a"))
+    assert isinstance(cancel, SendCancel)
+    assert cancel.message.reason == "enough"
+    world.report(status(capture_id, CaptureState.FAILED, 0))
+    assert world.report(AgentConnected(node="a")) == []
+
+
+def restored(world, after_s):
+    """What goes on with the one capture of `world` so long after its request."""
     fresh = World()
-    actions = fresh.report(Restored(captures=[before]), START + 50)
-    assert [action.node for action in actions if isinstance(action, SendCancel)] == ["a", "b"]
-    assert fresh.only().state is CaptureState.LOST
+    assert fresh.report(Restored(captures=[world.only()]), START + after_s) == []
+    return fresh
+
+
+def test_a_restarted_aggregator_goes_on_with_open_captures(world):
+    world.report(alert())
+    capture_id = world.only().capture_id
+    world.report(status(capture_id, CaptureState.RUNNING))
+    fresh = restored(world, 8)
+    # Node `b` may not have got the request of the one before.
+    for node in "ab":
+        (repeated,) = fresh.report(AgentConnected(node=node), START + 10)
+        assert (repeated.node, repeated.message.capture_id) == (node, capture_id)
+        assert repeated.message.start_unix_ns == round((START + 3) * 1e9)
+    for node in "ab":
+        fresh.report(status(capture_id, CaptureState.DONE, node=node), START + 20)
+    assert fresh.only().state is CaptureState.DONE
     (held,) = fresh.report(alert(), START + 60)
     assert "Cooldown" in held.capture.reason
+    fresh.check()
+
+
+def test_an_outcome_from_while_no_aggregator_ran_is_taken_but_nothing_begins_late(world):
+    world.report(alert())
+    capture_id = world.only().capture_id
+    world.report(status(capture_id, CaptureState.RUNNING))
+    fresh = restored(world, 5000)
+    # An agent that has forgotten it would begin anew.
+    assert fresh.report(AgentConnected(node="a"), START + 5001) == []
+    fresh.report(status(capture_id, CaptureState.DONE), START + 5002)
+    assert fresh.report(AgentConnected(node="b"), START + 5003) == []
+    assert fresh.report(Tick(), START + 5029) == []
+    (cancel, _) = fresh.report(Tick(), START + 5031)
+    assert isinstance(cancel, SendCancel)
+    assert states(fresh.only()) == {
+        0: CaptureState.DONE,
+        1: CaptureState.DONE,
+        2: CaptureState.LATE,
+        3: CaptureState.LATE,
+    }
+    fresh.check()
+
+
+def test_a_restored_capture_is_lost_if_its_node_does_not_come_back(world):
+    world.report(alert(job=JobView(job="gpt", nodes=("a",))))
+    capture_id = world.only().capture_id
+    world.report(status(capture_id, CaptureState.RUNNING, 0))
+    fresh = restored(world, 10)
+    assert fresh.report(Tick(), START + 69) == []
+    (cancel, _) = fresh.report(Tick(), START + 71)
+    assert isinstance(cancel, SendCancel)
+    assert fresh.only().state is CaptureState.LOST
     fresh.check()
 
 

@@ -30,7 +30,7 @@ from perfd.capture.policy.policy_events import (
     StatusReceived,
     Tick,
 )
-from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall, with_upload
+from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall, unanswered, with_upload
 from perfd.capture.selection import JobView, by_hand, check_capture_id, select, slug
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
@@ -76,10 +76,14 @@ class CapturePolicy:
         self._profiles = dict(profiles)
         self._patience = patience or CaptureTimeouts()
         self._open: dict[str, Capture] = {}
+        self._cancelled: dict[str, str] = {}
+        """Why, of open captures that a person ended."""
         self._known: dict[str, None] = {}
         longest_s = max((profile.cooldown_s for profile in profiles.values()), default=0.0)
         self._budget = CaptureBudget(longest_s)
         self._away = AgentPresence()
+        self._resumed_unix_s = 0.0
+        """When captures were restored: their agents get time to answer again."""
 
     def handle(self, event: Event, now_unix_s: float) -> list[Action]:  # noqa: PLR0911  (one per event)
         """The actions for an event."""
@@ -98,7 +102,7 @@ class CapturePolicy:
                 return []
             case AgentConnected():
                 self._away.back(event.node)
-                return self._connected(event.node)
+                return self._connected(event.node, now_unix_s)
             case Restored():
                 return self._restore(event.captures, now_unix_s)
             case Tick():
@@ -243,19 +247,16 @@ class CapturePolicy:
         if capture is None:
             return []
         # A node that never answers is settled by its deadline; the others report that they stopped.
-        cancel = CaptureCancel(capture_id=event.capture_id, reason=event.reason)
-        return [SendCancel(node=node, message=cancel) for node in open_nodes(capture)]
+        self._cancelled[event.capture_id] = event.reason
+        return [_stop(node, event.capture_id, event.reason) for node in open_nodes(capture)]
 
     def _status(self, node: str, status: CaptureStatus, now: float) -> list[Action]:
         capture = self._open.get(status.capture_id)
         mine = [who for who in capture.participants if who.node == node] if capture else []
         if capture is None or all(who.final for who in mine):
             # No longer wanted (a restart, a deadline): nothing may stay running.
-            return (
-                []
-                if status.state.final
-                else [_stop(node, status.capture_id, "The aggregator no longer waits for it.")]
-            )
+            stop = _stop(node, status.capture_id, "The aggregator no longer waits for it.")
+            return [] if status.state.final else [stop]
         updated = apply(capture.participants, node, status)
         if updated == tuple(capture.participants):
             return []
@@ -275,28 +276,31 @@ class CapturePolicy:
         reason = f"Only {willing} of {len(capture.participants)} ranks can be captured: {unwilling[0].reason}"
         return [_stop(node, capture.capture_id, reason) for node in open_nodes(capture)]
 
-    def _connected(self, node: str) -> list[Action]:
-        """Repeat a request: the agent answers with its state."""
+    def _connected(self, node: str, now: float) -> list[Action]:
+        """Repeat a request that still may begin, or its cancel: the agent answers with its state."""
         actions: list[Action] = []
         for capture in self._open.values():
-            waiting = [who for who in capture.participants if who.node == node]
-            if any(not who.final for who in waiting):
-                ranks = tuple(who.rank for who in waiting if who.rank is not None)
-                actions += self._requests(capture, {node: ranks})
+            if node not in open_nodes(capture):
+                continue
+            if (reason := self._cancelled.get(capture.capture_id)) is not None:
+                actions.append(_stop(node, capture.capture_id, reason))
+            elif now < self._due_unix_s(capture, node):
+                mine = [who.rank for who in capture.participants if who.node == node]
+                actions += self._requests(capture, {node: [rank for rank in mine if rank is not None]})
         return actions
 
     def _restore(self, captures: Sequence[Capture], now: float) -> list[Action]:
-        actions: list[Action] = []
+        """Go on with open captures: agents went on, too, and report again once they are connected."""
+        self._resumed_unix_s = now
         for capture in captures:
             self._remember(capture)
             if capture.state is not CaptureState.REFUSED:
                 self._budget.began(capture)
             if capture.state is None:
-                reason = "The aggregator restarted during the capture."
-                actions += [_stop(node, capture.capture_id, reason) for node in open_nodes(capture)]
-                ended = end_open(capture, dict.fromkeys(open_nodes(capture), (CaptureState.LOST, reason)))
-                actions += self._settle(ended, now)
-        return actions
+                self._open[capture.capture_id] = capture
+                for node in open_nodes(capture):
+                    self._away.gone(node, now)
+        return []
 
     def _tick(self, now: float) -> list[Action]:
         self._budget.forget(now)
@@ -318,13 +322,18 @@ class CapturePolicy:
         away_s = self._away.away_s(node, now)
         if away_s is not None and away_s >= self._patience.gone_s:
             return CaptureState.LOST, f"The agent of node {node} has been away for {away_s:.0f} s."
+        if now < max(self._due_unix_s(capture, node), self._resumed_unix_s + self._patience.answer_s):
+            return None
         waited_s = now - capture.start_unix_s
-        unanswered = any(who.node == node and who.state is None for who in capture.participants)
-        if unanswered and waited_s >= self._patience.answer_s:
+        if unanswered(capture, node):
             return CaptureState.LATE, f"The agent of node {node} did not answer within {waited_s:.0f} s."
-        if waited_s >= capture.max_duration_s + self._patience.result_s:
-            return CaptureState.LOST, f"The agent of node {node} sent no result within {waited_s:.0f} s."
-        return None
+        return CaptureState.LOST, f"The agent of node {node} sent no result within {waited_s:.0f} s."
+
+    def _due_unix_s(self, capture: Capture, node: str) -> float:
+        """When a node has to have answered, or then sent its result."""
+        if unanswered(capture, node):
+            return capture.start_unix_s + self._patience.answer_s
+        return capture.start_unix_s + capture.max_duration_s + self._patience.result_s
 
     def _settle(self, capture: Capture, now: float) -> list[Action]:
         """Keep a changed capture; end it when every rank has its outcome."""
@@ -332,6 +341,7 @@ class CapturePolicy:
             state, reason = overall(capture.participants)
             capture = replace(capture, state=state, reason=reason, ended_unix_s=now)
             self._open.pop(capture.capture_id, None)
+            self._cancelled.pop(capture.capture_id, None)
         else:
             self._open[capture.capture_id] = capture
         self._remember(capture)

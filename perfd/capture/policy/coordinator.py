@@ -153,7 +153,7 @@ class CaptureCoordinator:
         self._handle(AgentGone(node=node), now_unix_s)
 
     def restore(self, captures: Sequence[Capture], now_unix_s: float) -> None:
-        """Take over the history of an earlier aggregator; what was open in it is lost."""
+        """Take over the history of an earlier aggregator, and go on with what was open in it."""
         for capture in captures:
             self._keep(capture)
         self._handle(Restored(captures=captures), now_unix_s)

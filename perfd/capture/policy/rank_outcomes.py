@@ -127,3 +127,8 @@ def end_open(capture: Capture, verdicts: Mapping[str, tuple[CaptureState, str]])
 def open_nodes(capture: Capture) -> list[str]:
     """The nodes that still owe an outcome."""
     return list(dict.fromkeys(who.node for who in capture.participants if not who.final))
+
+
+def unanswered(capture: Capture, node: str) -> bool:
+    """Whether a node has not answered for all of its ranks."""
+    return any(who.node == node and who.state is None for who in capture.participants)
