@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from perfd_collectors import nvml, training_log
+from perfd_collectors import nccl, nvml, training_log
 
 from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask
@@ -26,7 +27,9 @@ from perfd.config import (
     UplinkConfig,
 )
 from perfd.net import Request
+from perfd.protobuf_encoding import varint
 from tests.support.fake_nvml import FakeGpu, FakeNvml
+from tests.support.nccl_segments import RankSegment
 from tests.support.traced_value import TracedValue
 from tests.test_docs import ROOT, walks
 
@@ -73,6 +76,40 @@ _BESIDE_THE_ALERT = _TYPES | {
 }
 
 
+_BESIDE_THE_OPERATION = _OF_EVERY_RECORD | {
+    "aggregator/jobs/operation_step_rows.py": "steps by operations",
+    "aggregator/operations/operation_st*.py": "steps by operations",
+    "aggregator/operations/time_share_windows.py": "shares of time in kernels",
+    "aggregator/analysis_loop.py": "the page, rules and exporters get the summary",
+    "aggregator/job_changes.py": "whether the job's numbers are made again",
+    "aggregator/series/*": "the page",
+    "aggregator/nodes/*": "what the node was blamed for",
+    "nodes/*": "what the node was blamed for",
+    "rules/series_store.py": "alerts",
+    "analysis/collectives/broadcast_roots.py": "ranks that hand data to others",
+    "analysis/collectives/by_dimension.py": "shares of time by parallel dimension",
+    "analysis/collectives/by_group.py": "shares of time by group",
+    "analysis/collectives/peer_waits.py": "the matrix of who waits for whom",
+    "analysis/collectives/pipeline_wait.py": "the pipeline bubble",
+    "analysis/collectives/slow_links.py": "links",
+    "analysis/counterfactual/fault_onset.py": "since when the rank is late",
+    "analysis/counterfactual/late_together.py": "nodes that are late",
+    "analysis/operations/bandwidth_model.py": "links",
+    "analysis/data/run_configuration.py": "the job's configuration",
+    "analysis/diagnosis/*_findings.py": "other findings",
+    "analysis/communication/*": "exposed communication",
+    "analysis/diagnosis/checklist/*": "the checklist of MFU",
+    "analysis/diagnosis/last_by_chance.py": "whether the finding stands",
+    "analysis/findings/*": "the finding",
+    "analysis/hang/*": "hangs",
+    "analysis/layout/*": "links and groups",
+    "analysis/steps/*": "other numbers of the job",
+    "analysis/stragglers/*": "ranks by timers and GPUs",
+    "formatting.py": "the finding's sentences",
+    "mfu_tier.py": "the finding's advice",
+}
+
+
 def _run(
     spec: CollectorSpec,
     options: dict[str, object],
@@ -81,6 +118,8 @@ def _run(
     *,
     alert: str = "Hot",
     expression: str = "perfd_gpu_power_watts > 400",
+    seconds: int = 3,
+    before_each: Callable[[int], object] = lambda second: None,
     then: Callable[[Aggregator], object] = lambda aggregator: None,
 ) -> Aggregator:
     """An agent with one collector and an aggregator with one rule, for a few seconds of their own clock."""
@@ -106,13 +145,14 @@ def _run(
             ),
             node="n0",
             spool_directory=folder / "spool",
-            tasks=[CollectorTask(spec, CollectorConfig(options=options), settings)],
+            tasks=[CollectorTask(spec, CollectorConfig(interval_s=1.0, options=options), settings)],
             clock=clock,
             manual=True,
         )
         try:
             agent.start()
-            for _ in range(3):
+            for second in range(seconds):
+                before_each(second)
                 clock.advance(1.0)
                 sequence = agent.step()
                 assert sequence is None or agent.wait_acknowledged(sequence, 60.0)
@@ -180,3 +220,47 @@ def test_the_walk_of_an_alert_has_the_files_that_get_it(tmp_path: Path) -> None:
 
     assert b"Alert Slow fires" in pages[0]
     _check("An alert to a report", value.modules, _BESIDE_THE_ALERT, transport=False)
+
+
+_LATE_NS, _USUAL_NS = 5_000_000, 20_773_125
+_ELEMENTS = (1_234_567, 2_345_671, 3_456_712, 4_567_123)
+_STEPS_PER_S = 8
+
+
+def _write_second(segments: list[RankSegment], start_ns: int) -> None:
+    """Steps of a second with four all-reduces each; of the first one, all wait for rank 2."""
+    for step in range(_STEPS_PER_S):
+        for place, elements in enumerate(_ELEMENTS):
+            end_ns = start_ns + (step * len(_ELEMENTS) + place + 1) * 10**9 // (_STEPS_PER_S * len(_ELEMENTS))
+            for rank, segment in enumerate(segments):
+                waits = place == 0 and rank != 2
+                segment.all_reduce(elements, end_ns - 1_000_000, _USUAL_NS if waits else _LATE_NS)
+
+
+@pytest.mark.slow
+def test_the_walk_of_an_nccl_record_has_the_files_that_get_it(tmp_path: Path) -> None:
+    shared = tmp_path / "shm"
+    shared.mkdir()
+    segments = [RankSegment(shared / f"perfd-nccl-{rank}-1", rank, 4, _START_NS) for rank in range(4)]
+    waited_s = (_USUAL_NS - _LATE_NS) / 1e9
+    # By all-reduces: how long one takes, and is waited for; by steps: what is lost by the late rank.
+    value = TracedValue(
+        (_USUAL_NS / 1e9, waited_s, waited_s * _STEPS_PER_S),
+        integers=(_USUAL_NS, _ELEMENTS[0] * 4),
+        encoded=(struct.pack("<Q", _ELEMENTS[0]), varint(_USUAL_NS)),
+    )
+
+    def write(second: int) -> None:
+        value.paused = second < 4
+        _write_second(segments, 10**9 * (1 + second))
+
+    options: dict[str, object] = {"directory": str(shared), "flight_recorder_prefix": None}
+    try:
+        aggregator = _run(nccl.SPEC, options, tmp_path, value, seconds=6, before_each=write)
+    finally:
+        for segment in segments:
+            segment.close()
+
+    (summary,) = aggregator.summary()
+    assert [culprit.id for culprit in summary.findings[0].culprits] == [2]
+    _check("An NCCL record to a culprit", value.modules, _BESIDE_THE_OPERATION)

@@ -14,10 +14,9 @@ from perfd_collectors.nccl.segments.segment import MAGIC, Segment
 from perfd_collectors.nccl.segments.segment_discovery import find_segments, remove_left_over
 
 from perfd.errors import Unavailable
+from tests.support.nccl_segments import HEADER, RECORD, RING_AT
 
-HEADER = struct.Struct("<4sIQIIIIiiiIQQ")
-RINGS_AT, RING_AT = 256, 4096 + 256 * 64
-RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBBB33x")
+RINGS_AT = 256
 ENTRIES = 64
 NOW_S = 1e10
 

@@ -26,14 +26,27 @@ _PLAIN = (list, tuple, set, frozenset, deque)
 
 
 class TracedValue:
-    """Numbers, and texts that print them, which nothing else in the run has."""
+    """Numbers, and texts that print them, which nothing else in the run has.
 
-    def __init__(self, numbers: tuple[float, ...], texts: tuple[str, ...] = ()) -> None:
+    `encoded` are whole numbers as bytes, in the forms in which files and messages have them.
+    """
+
+    def __init__(
+        self,
+        numbers: tuple[float, ...],
+        texts: tuple[str, ...] = (),
+        integers: tuple[int, ...] = (),
+        encoded: tuple[bytes, ...] = (),
+    ) -> None:
         self._numbers = numbers
         self._texts = texts
-        self._bytes = [*(struct.pack("<d", one) for one in numbers), *(text.encode() for text in texts)]
+        self._integers = integers
+        packed = (struct.pack("<d", one) for one in numbers)
+        self._bytes = [*packed, *(text.encode() for text in texts), *encoded]
         self._seen: set[tuple[str, str]] = set()
         self._looking = threading.local()
+        self.paused = False
+        """Whether calls are not looked at for a while: that takes far longer than they do."""
 
     @property
     def modules(self) -> set[str]:
@@ -52,7 +65,7 @@ class TracedValue:
             threading.setprofile(None)
 
     def _look(self, frame: FrameType, event: str, result: object) -> None:
-        if event not in {"call", "return"} or getattr(self._looking, "now", False):
+        if self.paused or event not in {"call", "return"} or getattr(self._looking, "now", False):
             return
         code = frame.f_code
         path = Path(code.co_filename)
@@ -78,15 +91,22 @@ class TracedValue:
     def _is_in(self, thing: Any, depth: int = 0) -> bool:
         if isinstance(thing, float):
             return any(abs(thing - number) < 1e-9 for number in self._numbers)
+        if isinstance(thing, int):
+            return thing in self._integers
         if isinstance(thing, str):
             return any(text in thing for text in self._texts)
         if isinstance(thing, (bytes, bytearray, memoryview)):
             return any(part in bytes(thing) for part in self._bytes)
         if isinstance(thing, np.ndarray):
-            return thing.dtype.kind == "f" and any(
-                bool(np.isclose(thing, number, rtol=1e-6, atol=0).any()) for number in self._numbers
-            )
+            return self._is_in_array(thing)
         return depth < _MOST_DEPTH and any(self._is_in(one, depth + 1) for one in _parts(thing))
+
+    def _is_in_array(self, array: np.ndarray[Any, Any]) -> bool:
+        if array.dtype.kind == "f":
+            return any(bool(np.isclose(array, one, rtol=1e-6, atol=0).any()) for one in self._numbers)
+        if array.dtype.kind == "V":
+            return self._is_in(array.tobytes())
+        return array.dtype.kind in "iu" and bool(np.isin(array, self._integers).any())
 
 
 def _parts(thing: Any) -> list[Any]:
