@@ -11,14 +11,7 @@ from functools import partial
 
 from perfd.aggregator.audit import Refusal
 from perfd.aggregator.failures import Part
-from perfd.aggregator.history import (
-    HistoryStore,
-    Statement,
-    agent_row,
-    job_rows,
-    rows,
-    size_of,
-)
+from perfd.aggregator.history import HistoryStore, Statement, agent_row, job_rows, rows, size_of
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
 from perfd.aggregator.ingest.agent_greeting import MAX_SEQUENCE, greet
 from perfd.aggregator.ingest.agent_sessions import AgentEvents, AgentSession
@@ -123,9 +116,13 @@ class Ingest:
                 self.batch(agent, message, stored, again=again)
             elif isinstance(message, CaptureStatus):
                 self.events.capture_status(agent.node, message)
-                self._once_stored(stored)
+                if self._history is None:
+                    stored()
+                else:
+                    self._history.submit((), stored)
             elif isinstance(message, Goodbye):
-                self._goodbye(agent, message)
+                log.info("An agent left.", extra={"node": agent.node, "reason": message.reason})
+                self.leave(agent, message.sent_unix_ns)
         except RefusedError:
             raise
         except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
@@ -258,36 +255,18 @@ class Ingest:
         elif not self._history.submit([*statements, agent_row(agent, sequence, unix_ns / 1e9)], done):
             agent.refuse(sequence)
 
-    def _once_stored(self, stored: Callable[[], None]) -> None:
-        """Call `stored` once all that was submitted so far is in history; at once without one."""
-        if self._history is None:
-            stored()
-        else:
-            self._history.submit((), stored)
-
     def has_left(self, agent_id: str) -> bool:
         """Whether an agent said goodbye, and has not come back since."""
         with self._state.lock:
             known = self._state.agents.get(agent_id)
             return known is not None and known.left
 
-    def _goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
-        """Know that an agent stops as it was asked to."""
-        log.info("An agent left.", extra={"node": agent.node, "reason": goodbye.reason})
-        self.leave(agent, goodbye.sent_unix_ns)
-
     def leave(self, agent: AgentState, sent_unix_ns: int) -> None:
         """Note that an agent left, or that a late batch of one that left does not mean that it is back."""
         with self._state.lock:
             agent.left = True
-            self._state.fleet.leave(
-                RecordSource(
-                    agent_id=agent.agent_id,
-                    node=agent.node,
-                    sent_unix_s=sent_unix_ns / 1e9,
-                    now_s=self._clock.monotonic_s(),
-                )
-            )
+            now_s = self._clock.monotonic_s()
+            self._state.fleet.leave(agent.agent_id, agent.node, sent_unix_ns / 1e9, now_s)
         if self._history is not None:
             # It is not missed after a restart. What it sent may still come, and is recognized.
             now_unix_s = self._clock.unix_ns() / 1e9

@@ -125,13 +125,13 @@ class Fleet:
                 durable.append(durable_record(record, source))
         return durable
 
-    def leave(self, source: RecordSource) -> None:
+    def leave(self, agent_id: str, node: str, sent_unix_s: float, now_s: float) -> None:
         """Take in that the agent of a node said goodbye."""
         for job in self.jobs.values():
-            job.leave(source.agent_id, source.sent_unix_s, source.now_s)
-            job.ownership.leaves(source.node)
-        if (node := self.nodes.get(source.node)) is not None:
-            node.left = True
+            job.leave(agent_id, sent_unix_s, now_s)
+            job.ownership.leaves(node)
+        if (known := self.nodes.get(node)) is not None:
+            known.left = True
 
     def end_jobs(self, now_s: float) -> list[Durable]:
         """End the jobs that are over by now; returns what history has to keep of that."""

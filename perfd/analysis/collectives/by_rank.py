@@ -18,13 +18,7 @@ from perfd.analysis.collectives.late_rank_cost import (
     Lateness,
     LateRankLosses,
 )
-from perfd.analysis.counterfactual import (
-    LateSet,
-    is_over,
-    late_ranks_together,
-    late_stretch,
-    step_change,
-)
+from perfd.analysis.counterfactual import LateSet, is_over, late_ranks_together, late_stretch, step_change
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import by_peers, highest, mean, over_last
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
