@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.records import RECORDS, of, tables
 
+from perfd.aggregator.state.derived_numbers import job_data
 from perfd.aggregator.state.gpu_owners import gpu_owners
-from perfd.aggregator.state.job_snapshot import job_data
 from perfd.model import (
     Batch,
     CollectorHealth,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from aggregator.support import START_S, fleet, gpus, place, source, step
 
-from perfd.aggregator.state.job_snapshot import job_data
+from perfd.aggregator.state.derived_numbers import job_data
 from perfd.model import Event, EventKind, GpuColumn, SampleTable, Scope
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.derived_numbers import job_data
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_snapshot import job_data
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.model import (
