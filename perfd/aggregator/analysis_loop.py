@@ -16,13 +16,13 @@ from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.failures import Part
 from perfd.aggregator.finding_news import FindingNews
 from perfd.aggregator.history import HistoryRecorder, HistoryStore, rows
-from perfd.aggregator.job_summaries import Derived, JobSummaries
+from perfd.aggregator.job_summaries import JobSummaries
 from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.nodes import NodeMemory
 from perfd.aggregator.partition import Partition
 from perfd.aggregator.round_builder import RoundBuilder
 from perfd.aggregator.series import MetricNames, SeriesFrames
-from perfd.aggregator.state import AggregatorState
+from perfd.aggregator.state import AggregatorState, Derived
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.capture.selection import JobView

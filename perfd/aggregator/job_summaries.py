@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +13,10 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.job_changes import JobChanges, progress_of
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
-from perfd.aggregator.state import AggregatorState, all_compute, job_data
+from perfd.aggregator.state import AggregatorState, Derived, JobNumbers, all_compute, state_key
 from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
-from perfd.analysis.data.job_data import NO_NCCL_TIMES, GpuTable, JobData, StepTable
-from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, summarise, with_alerts
+from perfd.analysis.data.job_data import StepTable
+from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, with_alerts
 from perfd.analysis.diagnosis.job_summary import failed_summary
 from perfd.analysis.findings import (
     FaultHistory,
@@ -50,30 +50,6 @@ _IDLE_S = 60.0
 _NEWEST_STEPS, _FEWEST_LINES = 8, 3
 """Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
 
-Key = tuple[int, ...]
-_NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
-
-
-@dataclass(frozen=True, slots=True)
-class Derived:
-    """What follows from one state of a job."""
-
-    key: Key
-    data: JobData
-    """Without samples of GPUs and operations, which only the summary needs."""
-    summary: JobSummary
-    made_s: float
-    """Monotonic time of the numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    """How much of a job is looked at, and what was derived from it last."""
-
-    settings: AnalysisSettings
-    rows: int | None
-    known: dict[str, Derived]
-
 
 class JobSummaries:
     """Derives the numbers of jobs on demand; what fails of one stays its own.
@@ -85,8 +61,8 @@ class JobSummaries:
         whole = analysis_settings(config)
         live = replace(whole, window_steps=config.window_steps)
         window = live.window_steps
-        self._live = _Scope(live, None if window is None else _WINDOW_SLACK * window, {})
-        self._whole = _Scope(whole, None, {})
+        self._live = JobNumbers(state, live, None if window is None else _WINDOW_SLACK * window)
+        self._whole = JobNumbers(state, whole, None)
         self._state = state
         self._fleet = state.fleet
         self._failures = state.failures
@@ -97,7 +73,7 @@ class JobSummaries:
         self._lasting: dict[str, LastingFault | None] = {}
         """By job, what began while it ran and goes on."""
         self._faults: dict[str, FaultHistory] = {}
-        self._changes: dict[str, tuple[Key, StepTimeChange | None]] = {}
+        self._changes: dict[str, tuple[tuple[int, ...], StepTimeChange | None]] = {}
         """By job; the key is that of the numbers that it belongs to."""
         self._gpus: dict[str, tuple[int, float, int]] = {}
         """By job, its nodes when its GPUs were counted, when that was, and as how many it counts."""
@@ -115,9 +91,9 @@ class JobSummaries:
         with self._state.lock:
             for name, job in self._fleet.jobs.items():
                 gpus = self._gpus_of(name, job, now_s)
-                known = self._live.known.get(name)
+                known = self._live.newest.get(name)
                 waited_s = now_s - self._looked_s.get(name, -math.inf)
-                news = known is None or known.key != self._key(job)
+                news = known is None or known.key != state_key(self._fleet, job)
                 pending = known is not None and self._verdicts[name].pending
                 data = None if known is None else known.data
                 summary = None if known is None else known.summary
@@ -160,14 +136,14 @@ class JobSummaries:
 
         Any thread may call it.
         """
-        return self._live.known.get(job)
+        return self._live.newest.get(job)
 
     def live(self, job: str, now_unix_s: float) -> Derived | None:
         """Numbers over the newest steps; None when the job is gone or its analysis failed.
 
         They are as old as their cost asks for: a second with few GPUs and jobs, four with 4,096 GPUs or more.
         """
-        known = self._live.known.get(job)
+        known = self._live.newest.get(job)
         if known is not None and 0 <= self._clock.monotonic_s() - known.made_s < self._interval_s:
             return known
         return self._look(job, now_unix_s)
@@ -176,8 +152,8 @@ class JobSummaries:
         with self._failures.contained(Part.ANALYSIS, job=job):
             now_s = self._clock.monotonic_s()
             self._looked_s[job] = now_s
-            known = self._live.known.get(job)
-            derived = self._derive(self._live, job, now_unix_s, now_s)
+            known = self._live.newest.get(job)
+            derived = self._live.derive(job, now_unix_s, now_s)
             if derived is None:
                 return None
             if derived is not known:
@@ -185,15 +161,15 @@ class JobSummaries:
             elif not self._verdicts[job].pending:
                 return derived
             steady = replace(derived, summary=self._steadied(job, derived.summary, now_unix_s))
-            self._live.known[job] = steady
+            self._live.newest[job] = steady
             return steady
-        self._live.known.pop(job, None)
+        self._live.newest.pop(job, None)
         return None
 
     def whole(self, job: str, now_unix_s: float, alerts: Sequence[Alert]) -> JobSummary | None:
         """The summary of the whole job with its alerts; None when it is gone or its summary failed."""
         with self._failures.contained(Part.SUMMARY, job=job):
-            derived = self._derive(self._whole, job, now_unix_s, self._clock.monotonic_s())
+            derived = self._whole.derive(job, now_unix_s, self._clock.monotonic_s())
             if derived is None:
                 return None
             found = without_last_of_late_hosts(self._lasting.get(job), derived.summary.findings)
@@ -203,15 +179,7 @@ class JobSummaries:
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
         """The summary from a moment on, of what is in memory, made anew each time; None if there is none."""
         with self._failures.contained(Part.SUMMARY, job=job):
-            now_s = self._clock.monotonic_s()
-            with self._state.lock:
-                known = self._fleet.jobs.get(job)
-                if known is None:
-                    return None
-                data = job_data(
-                    self._fleet, known, now_unix_s=now_unix_s, now_s=now_s, since_unix_s=since_unix_s
-                )
-            return summarise(data, self._whole.settings)
+            return self._whole.since(job, now_unix_s, self._clock.monotonic_s(), since_unix_s)
         return None
 
     def failed(self, job: str, part: Part) -> JobSummary | None:
@@ -268,8 +236,8 @@ class JobSummaries:
     def forget(self, jobs: Iterable[str]) -> None:
         """Forget the numbers of jobs that are gone."""
         for name in jobs:
-            self._live.known.pop(name, None)
-            self._whole.known.pop(name, None)
+            self._live.newest.pop(name, None)
+            self._whole.newest.pop(name, None)
             self._verdicts.pop(name, None)
             self._found.pop(name, None)
             self._lasting.pop(name, None)
@@ -330,28 +298,6 @@ class JobSummaries:
         past = JobPast(restarts_count=restarts, restarts_lost_s=lost_s, faults=own)
         return replace(summary, past=past)
 
-    def _derive(self, scope: _Scope, name: str, now_unix_s: float, now_s: float) -> Derived | None:
-        with self._state.lock:
-            job = self._fleet.jobs.get(name)
-            if job is None:
-                return None
-            key = self._key(job)
-            old = scope.known.get(name)
-            if old is not None and old.key == key:
-                return old
-            data = job_data(self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, window_steps=scope.rows)
-        derived = Derived(key, _without_samples(data), summarise(data, scope.settings), now_s)
-        with self._state.lock:
-            # A request may still be at work on a job that a round has just forgotten.
-            if self._fleet.jobs.get(name) is job:
-                scope.known[name] = derived
-        return derived
-
-    def _key(self, job: JobState) -> Key:
-        nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]
-        samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
-        return (id(job), job.version, samples, sum(node.version for node in nodes))
-
 
 def _newest_step_s(steps: StepTable) -> float | None:
     """The median of the newest lines; None if none has a time."""
@@ -359,10 +305,6 @@ def _newest_step_s(steps: StepTable) -> float | None:
     newest_s = steps.step_time_s[-max(lines, _FEWEST_LINES) :]
     newest_s = newest_s[np.isfinite(newest_s)]
     return float(np.median(newest_s)) if len(newest_s) else None
-
-
-def _without_samples(data: JobData) -> JobData:
-    return replace(data, gpu=_NO_SAMPLES, collectives=(), nccl=NO_NCCL_TIMES, progress=())
 
 
 def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from perfd.aggregator.failures import Failures, Part
-from perfd.aggregator.job_summaries import Derived
 from perfd.aggregator.live_facts import LiveFacts
+from perfd.aggregator.state import Derived
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.diagnosis import JobSummary
 from perfd.exporters.exporter import JobRound, Round

@@ -117,7 +117,7 @@ def two_jobs(clock, tmp_path):
 @pytest.fixture
 def broken_analysis(monkeypatch):
     broken = failing_for("bad", summarise, lambda data, _: data.name)
-    monkeypatch.setattr("perfd.aggregator.job_summaries.summarise", broken)
+    monkeypatch.setattr("perfd.aggregator.state.derived_numbers.summarise", broken)
 
 
 def test_a_job_whose_analysis_fails_is_marked_and_all_others_go_on(two_jobs, broken_analysis, caplog):
@@ -139,7 +139,7 @@ def test_a_job_whose_analysis_fails_is_marked_and_all_others_go_on(two_jobs, bro
 def test_a_job_whose_analysis_works_again_is_no_longer_marked(two_jobs):
     with pytest.MonkeyPatch.context() as patch:
         broken = failing_for("bad", summarise, lambda data, _: data.name)
-        patch.setattr("perfd.aggregator.job_summaries.summarise", broken)
+        patch.setattr("perfd.aggregator.state.derived_numbers.summarise", broken)
         two_jobs.tick()
     two_jobs.tick()
     page = values(two_jobs.page())

@@ -427,7 +427,7 @@ def test_lists_of_jobs_wait_for_no_round(monkeypatch):
             assert go_on.wait(60)
         return summarise(data, settings)
 
-    monkeypatch.setattr("perfd.aggregator.job_summaries.summarise", slow)
+    monkeypatch.setattr("perfd.aggregator.state.derived_numbers.summarise", slow)
     with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
         agent.hello()
         agent.send(*(step(at, job="old", time_s=at) for at in range(1, 20)))
@@ -468,7 +468,7 @@ def test_what_is_asked_of_one_job_waits_for_no_round(monkeypatch):
         agent.send(*(step(at, job="old", time_s=at) for at in range(1, 20)), place(0, 0, job="old"))
         running.tick()
         before = {what: api(running, f"jobs/old{what}") for what in ("", "/series", "/ranks", "/peers")}
-        monkeypatch.setattr("perfd.aggregator.job_summaries.summarise", held)
+        monkeypatch.setattr("perfd.aggregator.state.derived_numbers.summarise", held)
         agent.send(*(step(at, job="old", time_s=at) for at in range(20, 22)))
         agent.send(*(step(at, job="new", time_s=at) for at in range(1, 20)), place(0, 1, job="new"))
         tick = threading.Thread(target=running.tick, name="round")

@@ -11,7 +11,6 @@ import numpy as np
 from prometheus_client import CollectorRegistry
 
 from perfd.aggregator.failures import Part
-from perfd.aggregator.job_summaries import Derived
 from perfd.aggregator.jobs import JobRegistry
 from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.series.job_series import derived_from, derived_values, identity_values
@@ -26,7 +25,7 @@ from perfd.aggregator.series.self_metrics import (
     server_values,
 )
 from perfd.aggregator.series.series_blocks import Block, Blocks
-from perfd.aggregator.state import AggregatorState, NodeState
+from perfd.aggregator.state import AggregatorState, Derived, NodeState
 from perfd.aggregator.state.gpu_owners import exported_gpu_owners, gpu_labels
 from perfd.analysis.data.job_data import Floats
 from perfd.metrics.catalog import Value
