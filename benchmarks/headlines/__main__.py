@@ -6,12 +6,13 @@ Each recording is played at full speed and looked at each second of its time, as
 `--folder` these are the recordings that ship, and those of `PERFD_SHARED` if that is set; `--runs` adds the
 recorded runs of the fault benchmark. NAME takes only recordings whose name contains it. The truth is
 `truth.toml`, or `case.json` beside a run. The exit code is 0 if every headline is right at the end, nobody
-is blamed wrongly at any look, and none changes more often than its job. Where `looks.jsonl` lies beside a
-recording, what the live session said is compared with the replay.
+is blamed wrongly at any look, none changes more often than its job, and summaries of whole jobs name what
+cost them most. Where `looks.jsonl` lies beside a recording, what the live session said is compared with it.
 
 `--json` prints one object: `schema`, and `recordings` with `name`, `right`, `flips`, `false_blame`,
-`cost_ratio` (what was measured to be lost by a fault), `gain_error` (of the last look) and `runs` of looks
-that say the same (each `first_step`, `last_step`, `kind`, `culprits`, `gain_ratios`, the least and the most).
+`cost_ratio` (what was measured to be lost by a fault), `gain_error` (of the last look), `right_at_end` (the
+summary of the whole job) and `runs` of looks that say the same (each `first_step`, `last_step`, `kind`,
+`culprits`, `gain_ratios`, the least and the most).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.headlines.live import agreement, live_looks
-from benchmarks.headlines.looks import OfPhase, Run, Watched, must_be_named, watch
+from benchmarks.headlines.looks import Look, OfPhase, Run, Watched, must_be_named, watch
 from benchmarks.headlines.truth import truth_of
 from perfd.formatting import percent
 from perfd.recording import bundled, bundled_names
@@ -62,6 +63,7 @@ def document(watched: Sequence[Watched]) -> dict[str, Any]:
                 "flips": one.flips,
                 "false_blame": sorted(one.false_blame),
                 "gain_error": one.gain_error,
+                "right_at_end": one.right_at_end,
                 "cost_ratio": one.truth.cost_ratio if one.truth else None,
                 "runs": [
                     {
@@ -82,10 +84,13 @@ def document(watched: Sequence[Watched]) -> dict[str, Any]:
 def _print(watched: Watched) -> None:
     print(f"{watched.name} ({len(watched.looks)} looks, {watched.took_s:.1f} s)")
     for run in watched.runs:
-        print(f"  {_steps(run):>12}  {run.first.kind}{_culprits(run)}{_gain(run)}")
+        print(f"  {_steps(run):>12}  {run.first.kind}{_culprits(run.first)}{_gain(run)}")
     for one in watched.of_phases:
         if one.phase.fault != "healthy" or one.wrongly:
             print(f"    {_phase(one)}")
+    if watched.end is not None:
+        gain = f"{_saves(watched.end.gain_ratio)}{' WRONG' if watched.right_at_end is False else ''}"
+        print(f"  {'over':>12}  {watched.end.kind}{_culprits(watched.end)}{gain}")
     print(f"  {_verdict(watched)}", flush=True)
 
 
@@ -108,8 +113,12 @@ def _steps(run: Run) -> str:
     return f"step {run.first.step or 0}-{run.last.step}"
 
 
-def _culprits(run: Run) -> str:
-    return f": {', '.join(run.first.culprits)}" if run.first.culprits else ""
+def _culprits(look: Look) -> str:
+    return f": {', '.join(look.culprits)}" if look.culprits else ""
+
+
+def _saves(gain: float | None) -> str:
+    return "" if gain is None else f", cost {percent(gain)} of its time"
 
 
 def _gain(run: Run) -> str:
@@ -154,14 +163,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = [one for one in watched if one.right is not None]
     right, blaming = sum(bool(one.right) for one in known), sum(bool(one.false_blame) for one in known)
     flipping = sum(one.too_many_flips for one in watched)
+    wrong_at_end = sum(one.right_at_end is False for one in known)
     if not args.json:
         print(f"{right} of {len(known)} headlines right, {blaming} with false blame, {flipping} with flips")
+        print(f"{len(known) - wrong_at_end} of {len(known)} summaries of whole jobs right")
         judged = [*watched, *(phase for one in watched for phase in one.of_phases)]
         errors = [one.gain_error for one in judged if one.gain_error is not None]
         if errors:
             worst, middle = 100 * max(errors), 100 * statistics.median(errors)
             print(f"gains of {len(errors)} faults: off by {middle:.1f} points (median), {worst:.1f} at most")
-    return 0 if right == len(known) and not blaming and not flipping else 1
+    return 0 if right == len(known) and not (blaming or flipping or wrong_at_end) else 1
 
 
 if __name__ == "__main__":

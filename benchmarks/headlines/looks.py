@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -92,6 +92,8 @@ class Watched:
     looks: Sequence[Look]
     truth: Truth | None
     took_s: float
+    end: Look | None = None
+    """The summary of the job once it was over."""
 
     @property
     def runs(self) -> list[Run]:
@@ -131,6 +133,30 @@ class Watched:
             return all(one.named_after_s is not None for one in self.of_phases if must_be_named(one.phase))
         last = self.looks[-1]
         return last.kind in self.truth.kinds and (not self.truth.ranks or last.blamed == self.truth.ranks)
+
+    @property
+    def right_at_end(self) -> bool | None:
+        """Whether the summary of the whole job names what cost it most of its time, and blames no other rank.
+
+        Of a fault that cost a tenth of it; what limits the job all along may cost more, as it says. None
+        where nobody knows.
+        """
+        if self.truth is None or self.end is None:
+            return None
+        if not self.truth.phases:
+            return self.end.blamed <= self.truth.ranks | self.truth.hidden_ranks
+        faulty = frozenset().union(*(phase.ranks for phase in self.truth.phases))
+        most = max(self.truth.phases, key=lambda phase: phase.lost_s)
+        all_s = self.truth.phases[-1].end_unix_s - self.truth.phases[0].begin_unix_s
+        named = _names(self._headline_at_end, most) or (self.end.gain_ratio or 0.0) >= most.lost_s / all_s
+        return self.end.blamed <= faulty and (named or most.lost_s < _LEAST_LOST * all_s)
+
+    @property
+    def _headline_at_end(self) -> Look:
+        """Without the other faults of the job, which its summary has behind the headline."""
+        assert self.end is not None
+        names = (one.removeprefix("rank ") for one in self.end.culprits if one.startswith("rank "))
+        return replace(self.end, blamed=frozenset(map(int, names)))
 
     @property
     def of_phases(self) -> list[OfPhase]:
@@ -177,8 +203,11 @@ def watch(recording: Path, name: str, truth: Truth | None, *, tick_s: float = LI
 
     begun_s = time.perf_counter()
     options = ReplayOptions(recording=recording, tick_s=tick_s, allow_missing=True)
-    replay(options, on_progress=look)
-    return Watched(name=name, looks=looks, truth=truth, took_s=time.perf_counter() - begun_s)
+    result = replay(options, on_progress=look)
+    start_unix_s = looks[-1].unix_s - looks[-1].at_s if looks else 0.0
+    ends = [_look(result.played_s, start_unix_s, summary) for summary in result.summaries]
+    took_s = time.perf_counter() - begun_s
+    return Watched(name=name, looks=looks, truth=truth, took_s=took_s, end=ends[-1] if ends else None)
 
 
 def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:

@@ -33,6 +33,11 @@ class Phase:
     lost_ratio: float | None
     """Of a step in it, what steps were longer than those around it."""
 
+    @property
+    def lost_s(self) -> float:
+        """What it cost the job."""
+        return max(0.0, self.lost_ratio or 0.0) * (self.end_unix_s - self.begin_unix_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truth:

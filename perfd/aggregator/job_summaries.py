@@ -20,10 +20,12 @@ from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, with
 from perfd.analysis.diagnosis.job_summary import failed_summary
 from perfd.analysis.findings import (
     FaultHistory,
+    FaultPeriod,
     Finding,
     LastingFault,
     Moment,
     Verdict,
+    of_whole_job,
     steady_verdict,
     with_lasting_fault,
     without_last_of_late_hosts,
@@ -173,7 +175,12 @@ class JobSummaries:
             if derived is None:
                 return None
             found = without_last_of_late_hosts(self._lasting.get(job), derived.summary.findings)
-            return with_alerts(self._with_past(job, replace(derived.summary, findings=found)), alerts)
+            summary = self._with_past(job, replace(derived.summary, findings=found))
+            history = self._faults.get(job)
+            steady = () if history is None else history.steady.findings
+            faults = summary.past.faults
+            found = of_whole_job(found, steady, faults, job_s=_made_steps_s(derived.data.steps, faults))
+            return with_alerts(replace(summary, findings=found), alerts)
         return None
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
@@ -276,7 +283,10 @@ class JobSummaries:
         with self._state.lock:
             if (known := self._fleet.jobs.get(job)) is None:
                 return summary
-            earlier = known.attempts.earlier_faults
+            earlier, ended_unix_s = known.attempts.earlier_faults, known.ended_unix_s
+        # Rounds after the end find what the last steps show.
+        seen_unix_s = now_unix_s if ended_unix_s is None else min(now_unix_s, ended_unix_s)
+        moment = replace(moment, unix_s=seen_unix_s)
         self._faults.setdefault(job, FaultHistory(earlier)).take(findings, moment)
         return self._with_past(job, summary)
 
@@ -305,6 +315,16 @@ def _newest_step_s(steps: StepTable) -> float | None:
     newest_s = steps.step_time_s[-max(lines, _FEWEST_LINES) :]
     newest_s = newest_s[np.isfinite(newest_s)]
     return float(np.median(newest_s)) if len(newest_s) else None
+
+
+def _made_steps_s(steps: StepTable, faults: Sequence[FaultPeriod]) -> float:
+    """From the first step that is known, or fault, to the last one; 0 without any."""
+    began_unix_s, ended_unix_s = [one.began_unix_s for one in faults], [one.seen_unix_s for one in faults]
+    if len(steps):
+        took_s = np.nan_to_num(steps.step_time_s[0] * steps.steps_covered[0])
+        began_unix_s.append(float(steps.time_unix_s[0] - took_s))
+        ended_unix_s.append(float(steps.time_unix_s[-1]))
+    return max(ended_unix_s) - min(began_unix_s) if began_unix_s else 0.0
 
 
 def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,8 @@ from perfd.analysis.findings import Culprit, FaultHistory, FaultPeriod, Finding,
 BEGAN_UNIX_S = 1_764_000_000.0
 NOTHING = Finding(kind=Kind.COMPUTE_BOUND, confidence=0.4)
 LOADING = Finding(kind=Kind.DATA_LOADING, confidence=0.8, gain_ratio=0.3, since_step=30, longer_for_s=4.0)
+BUBBLE = Finding(kind=Kind.PIPELINE_BUBBLE, confidence=0.8, gain_ratio=0.3)
+LAUNCHES = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.2)
 HANG = Finding(kind=Kind.HANG, confidence=0.9)
 
 
@@ -82,15 +85,17 @@ def test_two_ranks_that_are_slow_in_turn_are_two_faults():
 
 def test_one_odd_round_and_what_the_job_is_set_up_to_lose_are_no_faults():
     always = Finding(kind=Kind.DATA_LOADING, confidence=0.8, gain_ratio=0.3)
-    bubble = Finding(kind=Kind.PIPELINE_BUBBLE, confidence=0.8, gain_ratio=0.3)
     held = Finding(kind=Kind.STRAGGLER, confidence=0.8, gain_ratio=0.2, may_be_over=True)
     assert not seen([slow(2), NOTHING] * 1 + [NOTHING] * 9)
-    for finding in (always, bubble, held, NOTHING):
+    for finding in (always, BUBBLE, held, NOTHING):
         assert not seen([finding] * 20)
 
 
-def test_while_a_job_makes_no_step_its_findings_are_no_news_but_a_hang_costs_all_of_the_time():
-    assert not seen([slow(2)] * 30, stands=True)
+def test_while_a_job_makes_no_step_for_long_its_findings_are_no_news_but_a_hang_costs_all_of_the_time():
+    assert not seen([NOTHING] * 11 + [slow(2)] * 30, stands=True)
+    # Rows of operations come seconds after their steps.
+    (fault,) = seen([NOTHING] * 3 + [slow(2)] * 30, stands=True)
+    assert fault.lost_s == pytest.approx(0.2 * 7)
     (fault,) = seen([HANG] * 31, stands=True)
     assert (fault.gain_ratio, fault.lost_s) == (1.0, pytest.approx(30.0))
 
@@ -98,6 +103,39 @@ def test_while_a_job_makes_no_step_its_findings_are_no_news_but_a_hang_costs_all
 def test_a_pause_between_two_looks_is_not_counted_as_lost():
     (fault,) = seen([slow(2)] * 3 + [None] * 600 + [slow(2)] * 3)
     assert fault.lost_s == pytest.approx(0.2 * (4 + 10))
+
+
+def test_a_job_whose_steps_are_never_known_has_its_faults_listed():
+    history = FaultHistory()
+    for at_s in range(20):
+        history.take([LOADING], Moment(unix_s=BEGAN_UNIX_S + at_s, step=None, steady_steps=0))
+    (fault,) = history.periods
+    # It began four seconds before it was found.
+    assert fault.lost_s == pytest.approx(0.3 * (4 + 19))
+
+
+def test_a_fault_has_the_evidence_and_the_advice_of_the_round_in_which_it_cost_most():
+    def found(gain_ratio: float) -> Finding:
+        words = f"It costs {gain_ratio}."
+        return replace(slow(2, gain_ratio=gain_ratio), evidence=[words], advice=f"Fix {gain_ratio}.")
+
+    (fault,) = seen([found(0.2), found(0.4), found(0.3)])
+    assert (fault.confidence, fault.evidence, fault.advice) == (0.8, ("It costs 0.4.",), "Fix 0.4.")
+
+
+def test_what_rounds_found_outside_of_faults_is_kept_apart():
+    history = FaultHistory()
+    assert not history.steady.findings
+    seen([BUBBLE] * 10 + [LAUNCHES] * 4 + [slow(2)] * 20 + [LAUNCHES] * 5 + [BUBBLE] * 3, known=history)
+    assert [one.kind for one in history.steady.findings] == [Kind.PIPELINE_BUBBLE]
+
+
+def test_an_unknown_cause_and_a_fault_that_may_be_over_are_no_steady_causes():
+    history = FaultHistory()
+    unknown = Finding(kind=Kind.UNKNOWN, confidence=0.0)
+    over = replace(slow(2), may_be_over=True)
+    seen([unknown] * 30 + [over] * 30 + [LAUNCHES] * 10, known=history)
+    assert [one.kind for one in history.steady.findings] == [Kind.LAUNCH_BOUND]
 
 
 def test_a_cost_that_is_unknown_is_not_zero():

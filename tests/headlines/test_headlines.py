@@ -17,6 +17,7 @@ from perfd.recording import bundled, bundled_names
 PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
 STARTS = PHASES.with_name("recorded_starts")
 ALONE = PHASES.with_name("recorded_alone")
+HABITS, RANDOM = PHASES.with_name("recorded_habits"), PHASES.with_name("recorded_random")
 ACCUMULATED, VARIED = ("ddpacc2", "fsdpacc2"), ("graphs2", "evaluation2", "pipeline2")
 
 
@@ -99,6 +100,30 @@ def test_a_slow_host_without_peers_is_named_by_its_role_and_a_slow_gpu_is_not() 
     assert of_phase("host", role, 1).named_after_s is None
     assert of_phase("gpu", role, 0).named_after_s is None
     assert of_phase("host", replace(role, blamed=frozenset({1})), 0).named_after_s is None
+
+
+def test_the_summary_of_a_whole_job_names_the_fault_that_cost_a_tenth_of_it_or_what_cost_more() -> None:
+    def at_end(*ranks: int, gain_ratio: float | None = None, lost_ratio: float = 0.4) -> bool | None:
+        phases = [
+            Phase(
+                fault=fault,
+                begin_unix_s=begin_s,
+                end_unix_s=end_s,
+                ranks=frozenset(faulty),
+                lost_ratio=lost_ratio if faulty else None,
+            )
+            for fault, begin_s, end_s, faulty in [("healthy", 0.0, 70.0, ()), ("gpu", 70.0, 100.0, (1,))]
+        ]
+        end = replace(_look(30, "straggler" if ranks else "compute_bound", *ranks), gain_ratio=gain_ratio)
+        return replace(_made(end, truth=Truth(kinds=frozenset(), phases=phases)), end=end).right_at_end
+
+    # It cost 12% of the job's time.
+    assert at_end(1) is True
+    assert at_end() is False
+    assert at_end(gain_ratio=0.2) is True
+    assert at_end(lost_ratio=0.3) is True
+    assert at_end(0, gain_ratio=0.2) is False
+    assert _made(_look(30, "none"), truth=HEALTHY).right_at_end is None
 
 
 @pytest.mark.parametrize("watched", [_of(PHASES / "tp2")], indirect=True)
@@ -291,3 +316,26 @@ def test_a_late_host_in_tensor_parallel_modules_is_named_with_what_it_costs(watc
     assert named
     assert all(look.blamed == {1} for look in named)
     assert all(0.04 <= (look.gain_ratio or 0.0) <= 0.08 for look in named)
+
+
+@pytest.mark.parametrize(
+    ("watched", "headline", "cost_ratio"),
+    [
+        # Two hosts of middle stages are busy for 19% of the time: not unequal stages.
+        _of(RANDOM / "random16", ("straggler", ("rank 1", "rank 2")), 0.19),
+        # A host costs 6%, the stages cost more all the time.
+        _of(HABITS / "megatronuneven2", ("pipeline_imbalance", ("stage 0",)), None),
+        _of(ALONE / "one_storage", ("data_loading", ()), 0.34),
+        _of(ALONE / "silent1", ("data_loading", ()), 0.07),
+        _of(PHASES / "dp4", ("straggler", ("rank 2",)), 0.05),
+    ],
+    indirect=["watched"],
+)
+def test_the_summary_of_a_job_that_is_over_names_what_cost_it_most(
+    watched: Watched, headline: tuple[str, tuple[str, ...]], cost_ratio: float | None
+) -> None:
+    assert watched.end is not None
+    assert watched.end.said == headline
+    assert watched.right_at_end
+    if cost_ratio is not None:
+        assert watched.end.gain_ratio == pytest.approx(cost_ratio, abs=0.1)

@@ -21,6 +21,7 @@ from perfd.analysis.findings.lasting_fault import (
     with_lasting_fault,
     without_last_of_late_hosts,
 )
+from perfd.analysis.findings.whole_job import of_whole_job
 
 __all__ = [
     "FAULTS",
@@ -41,6 +42,7 @@ __all__ = [
     "fitted",
     "is_set",
     "limits_job",
+    "of_whole_job",
     "ranked",
     "software_of",
     "steady_verdict",

@@ -1,7 +1,8 @@
 """What was wrong with a job while it ran, period by period: from when to when, by whom, and what it cost.
 
 A live finding is about the newest steps, so a fault that is over leaves the findings. The history keeps it.
-What limits a job all the time by its configuration is not a fault, and is left out.
+What limits a job all the time by its configuration is not a fault: what rounds found outside of faults is
+kept apart.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from perfd.analysis.findings.finding import Culprit, Finding
 from perfd.analysis.findings.finding_kind import FAULTS, Kind
 from perfd.analysis.findings.headline_hysteresis import Moment
+from perfd.analysis.findings.steady_causes import SteadyCauses
 from perfd.formatting import duration, moment, percent
 from perfd.thresholds import THRESHOLDS
 
@@ -50,6 +52,10 @@ class FaultPeriod:
     """The share of a step that it cost, the mean over the time that it was found; None if unknown."""
     lost_s: float | None = None
     """That share of the time that it lasted."""
+    confidence: float = 0.0
+    """Of the round that found it to cost most, as `evidence` and `advice`; 0 where that is not known."""
+    evidence: Sequence[str] = ()
+    advice: str = ""
 
     @property
     def lasted_s(self) -> float:
@@ -96,6 +102,8 @@ class _Open:
     of_kind_s: dict[Kind, float] = field(default_factory=dict)
     costly_s: float = 0.0
     """For how long its cost was known."""
+    most_ratio: float = -math.inf
+    """What it cost by the round that found it to cost most."""
 
 
 class FaultHistory:
@@ -107,29 +115,36 @@ class FaultHistory:
         self._open: list[_Open] = []
         self._looked_unix_s: float | None = None
         self._newest_step: int | None = None
+        self._stepped_unix_s = 0.0
+        """When a round found that one first: rows of operations come seconds after their steps."""
         self.periods: Sequence[FaultPeriod] = tuple(self._over)
         """All that lasted for longer than a round errs, the oldest first. Any thread may read it."""
+        self.steady = SteadyCauses()
+        """What rounds found while nothing was wrong."""
 
     def take(self, found: Sequence[Finding], now: Moment) -> None:
         """Note the findings of a round, the one to act on first at the front.
 
-        While the job makes no step, only that it hangs is news.
+        While the job makes no step for long, only that it hangs is news; of some jobs no step is ever known.
         """
-        if now.newest_step == self._newest_step and all(one.kind is not Kind.HANG for one in found):
-            return
         looked, longest_s = (
             self._looked_unix_s,
             max(_LONGEST_LOOK_S, _LONGEST_LOOK_STEPS * (now.step_s or 0.0)),
         )
+        if now.newest_step is None or now.newest_step != self._newest_step:
+            self._stepped_unix_s, self._newest_step = now.unix_s, now.newest_step
+        stands = now.unix_s - self._stepped_unix_s > longest_s
+        if stands and all(one.kind is not Kind.HANG for one in found):
+            return
         passed_s = 0.0 if looked is None else min(max(0.0, now.unix_s - looked), longest_s)
-        self._looked_unix_s, self._newest_step = now.unix_s, now.newest_step
+        self._looked_unix_s = now.unix_s
         noted: list[_Open] = []
         for finding in found:
             if not _is_fault(finding):
                 continue
-            known = next((one for one in self._open if _is_same(one.period, finding)), None)
+            known = next((one for one in self._open if is_of_fault(finding, one.period)), None)
             if known is None:
-                before = [one.seen_unix_s for one in self._over if _is_same(one, finding)]
+                before = [one.seen_unix_s for one in self._over if is_of_fault(finding, one)]
                 known = _begun(finding, now, max(before, default=-math.inf))
                 self._open.append(known)
             if known not in noted:
@@ -142,6 +157,8 @@ class FaultHistory:
                 self._keep(one.period)
         shown = [*self._over, *(one.period for one in self._open if _is_long(one.period))]
         self.periods = tuple(sorted(shown, key=lambda one: one.began_unix_s))
+        if not noted and not any(is_of_fault(found[0], one) for one in self.periods):
+            self.steady.add(found, passed_s)
 
     def _keep(self, period: FaultPeriod) -> None:
         if not _is_long(period):
@@ -158,7 +175,7 @@ def _is_fault(finding: Finding) -> bool:
     return finding.kind in _ALWAYS or (finding.kind in _IF_BEGUN and begun)
 
 
-def _is_same(period: FaultPeriod, finding: Finding) -> bool:
+def is_of_fault(finding: Finding, period: FaultPeriod) -> bool:
     """Whether both have the same culprits; without any, whether they may have the same cause."""
     if period.culprits or finding.culprits:
         return list(period.culprits) == list(finding.culprits)
@@ -190,6 +207,14 @@ def _note(known: _Open, finding: Finding, now: Moment, passed_s: float) -> None:
         lost_s = (lost_s or 0.0) + gain * passed_s
         known.costly_s += passed_s
         ratio = lost_s / known.costly_s if known.costly_s else gain
+    if (_cost(finding) or 0.0) > known.most_ratio:
+        known.most_ratio = _cost(finding) or 0.0
+        before = replace(
+            before,
+            confidence=finding.confidence,
+            evidence=tuple(finding.evidence),
+            advice=finding.advice,
+        )
     known.period = replace(
         before,
         kind=max(known.of_kind_s, key=lambda kind: known.of_kind_s[kind]),
