@@ -79,6 +79,7 @@ _BESIDE_THE_ALERT = _TYPES | {
 
 
 _BESIDE_THE_OPERATION = _OF_EVERY_RECORD | {
+    "aggregator/jobs/job_state.py": "steps by operations",
     "aggregator/jobs/operation_step_rows.py": "steps by operations",
     "aggregator/operations/operation_st*.py": "steps by operations",
     "aggregator/operations/report_columns.py": "steps by operations",

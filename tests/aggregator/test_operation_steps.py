@@ -235,7 +235,7 @@ def test_operations_of_new_processes_are_those_of_another_attempt(started_s, att
             source = RecordSource(agent_id="a", node="n", sent_unix_s=start + second + 1.0, now_s=0.0)
             for times in rank.second(second):
                 moved = record(name, times.operation, times.sizes_bytes, times.sequences[0], start + second)
-                events.append(job.collective_times(moved, source))
+                events.append(job.steps_by(moved, source))
     shown = [event for event in events if event is not None]
     assert job.attempts.number == attempts == 1 + len(shown)
     assert all(event.kind is EventKind.RESTARTED for event in shown)
@@ -249,7 +249,7 @@ def test_a_log_that_shows_steps_takes_their_place():
     rank = Rank(DDP, 0.25)
     for second in range(30):
         for times in rank.second(second):
-            job.collective_times(times, source)
+            job.steps_by(times, source)
     assert job.step_source is StepSource.NCCL
     assert len(job.steps) > 3
     job.step(TrainingStep(job="job", step=6, step_time_s=0.25), source)
@@ -257,7 +257,7 @@ def test_a_log_that_shows_steps_takes_their_place():
     assert (job.step_source, len(job.steps)) == (StepSource.LOG, 1)
     for second in range(30, 60):
         for times in rank.second(second):
-            job.collective_times(times, source)
+            job.steps_by(times, source)
     assert len(job.steps) == 1
 
 
@@ -320,6 +320,6 @@ def test_lines_that_show_no_pace_leave_it_to_the_operations(shown, before, sourc
     rank = Rank(DDP, 0.25)
     for second in range(30):
         for times in rank.second(second):
-            job.collective_times(times, sender)
+            job.steps_by(times, sender)
     assert job.step_source is source
     assert (job.operation_pace is not None) is (source is StepSource.NCCL)

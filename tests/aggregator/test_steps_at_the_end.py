@@ -81,7 +81,7 @@ def test_a_first_step_of_one_large_bucket_counts_without_start_times_too() -> No
 def job_with(timeline: Timeline) -> JobState:
     job = JobState("job", Limits(), AggregatorCounters())
     for times in timeline.records():
-        job.collective_times(times, RecordSource(agent_id="a", node="n", sent_unix_s=0.0, now_s=0.0))
+        job.steps_by(times, RecordSource(agent_id="a", node="n", sent_unix_s=0.0, now_s=0.0))
     return job
 
 

@@ -34,7 +34,7 @@ def played(timeline: Timeline, lines: list[tuple[int, float]]) -> JobState:
         while lines and lines[0][1] < sent_s:
             step, at_s = lines.pop(0)
             job.step(TrainingStep(job="job", step=step, time_unix_ns=int(at_s * 1e9)), source)
-        job.collective_times(times, source)
+        job.steps_by(times, source)
     return job
 
 
@@ -98,7 +98,7 @@ def test_only_a_small_whole_number_says_how_many_are_one_step(steps_per_line, pe
             sent += 1
             at_us = timeline.ends_us[int(sent * steps_per_line) - 1]
             job.step(TrainingStep(job="job", step=sent, time_unix_ns=at_us * 1000), source)
-        job.collective_times(times, source)
+        job.steps_by(times, source)
     assert job.operation_pace is not None
     assert job.operation_pace.per_step == pytest.approx(per_step)
 

@@ -216,10 +216,9 @@ class JobState:
         self.version += 1
         self._counters.rejected["phases_per_job"] += self.phases.put(block)
 
-    def collective_times(self, times: CollectiveTimes, source: RecordSource) -> Event | None:
-        """Add a rank's collectives, which show steps if no log does; returns an event for another start."""
+    def steps_by(self, times: CollectiveTimes, source: RecordSource) -> Event | None:
+        """Add the steps that a rank's collectives show if no log does; returns an event for another start."""
         self.version += 1
-        self.communication.collectives.put(times)
         if not source.late:
             self.logs.works(source.now_s)
         self._sources.communicates = self._sources.communicates or times.communicator_size != 1

@@ -53,7 +53,7 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, RecordSource], Event | None]] 
     StepPhases: JobState.step_phases,
     MemoryReport: JobState.memory_report,
     LogProgress: JobState.log_progress,
-    CollectiveTimes: JobState.collective_times,
+    CollectiveTimes: JobState.steps_by,
     CollectiveProgress: JobState.collective_progress,
 }
 _MAX_STEP = 1 << 53
@@ -232,6 +232,8 @@ class Fleet:
         job = self.members.job(record.job, source)
         if job is None:
             return []
+        if isinstance(record, CollectiveTimes):
+            job.communication.collectives.put(record)
         event = _JOB_RECORDS[type(record)](job, record, as_member(job, source))
         durable = [] if event is None else [durable_record(event, source, job)]
         if event is not None:
