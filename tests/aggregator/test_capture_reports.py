@@ -44,7 +44,7 @@ from perfd.model import (
     TrainingStep,
 )
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.readers.trace_files import read_traces
 from tests.support import example_traces

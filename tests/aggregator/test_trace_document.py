@@ -15,7 +15,7 @@ from perfd.analysis.data.job_data import Captured, GpuTable, JobData, PhaseTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.model import JobDescription, ParallelLayout, TraceShares
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import COMPUTE, NCCL, Op, kineto, write_json

@@ -24,7 +24,7 @@ from perfd.report.render.report_writer import write_report
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding
 from perfd.report.sources.from_trace import report_of_trace
 from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.readers.trace_files import read_traces
 from tests.support import example_traces
 from tests.support.traces import COMPUTE, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json

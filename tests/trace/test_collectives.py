@@ -10,7 +10,7 @@ from perfd.analysis.findings import Kind
 from perfd.report.sources.trace_notes import notes_of
 from perfd.trace.breakdown.collective_matching import CollectiveMatching
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
 

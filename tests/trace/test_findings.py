@@ -7,7 +7,7 @@ import pytest
 from perfd.analysis.findings import Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
 

@@ -7,7 +7,7 @@ import pytest
 from perfd.trace.breakdown.graph_use import NODE_GAP_NS
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.tables import tables_of
 from tests.support.traces import COMPUTE, MATMUL, Call, NsysExport, Op, kineto, write_json

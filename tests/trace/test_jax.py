@@ -11,7 +11,7 @@ import pytest
 
 from perfd.errors import TraceError
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.model.operation_kinds import OperationKind

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.trace_tables import compared, reports_beside_tables
 from perfd.cli import main
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_bottleneck import diagnose
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.tables import tables_of
 

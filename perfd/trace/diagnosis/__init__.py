@@ -10,7 +10,7 @@ from perfd.trace.diagnosis.trace_analysis import (
     TraceSettings,
     analyse,
 )
-from perfd.trace.diagnosis.trace_findings import Diagnosis, diagnose
+from perfd.trace.diagnosis.trace_bottleneck import Diagnosis, diagnose
 from perfd.trace.diagnosis.trace_json import notes, to_json
 
 __all__ = [

@@ -10,7 +10,7 @@ from perfd.analysis.findings import finding_json
 from perfd.trace.breakdown import CollectiveRow, CriticalPath, KernelRow, RankBreakdown, busy_by_class
 from perfd.trace.diagnosis.slow_rank_cause import PeerComparison
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
-from perfd.trace.diagnosis.trace_findings import Diagnosis
+from perfd.trace.diagnosis.trace_bottleneck import Diagnosis
 
 SCHEMA = "perfd.trace/2"
 SCHEMAS = ("perfd.trace/1", SCHEMA)
