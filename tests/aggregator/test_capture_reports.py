@@ -26,7 +26,7 @@ from perfd.aggregator.history.sqlite import SqliteDatabase
 from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import StartBody
 from perfd.capture.node.process_environment import runs
-from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant
+from perfd.capture.policy.capture_record import Capture, CaptureReport, Participant
 from perfd.cli import main
 from perfd.clock import SystemClock
 from perfd.config import AggregatorConfig, CaptureProfile, HistoryConfig, RulesConfig

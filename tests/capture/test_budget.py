@@ -1,7 +1,8 @@
 """What holds captures back is forgotten when it holds back nothing any more."""
 
 from perfd.capture.policy.capture_budget import CaptureBudget
-from perfd.capture.policy.policy_events import AlertFired, Capture
+from perfd.capture.policy.capture_record import Capture
+from perfd.capture.policy.policy_events import AlertFired
 from perfd.capture.selection.rank_selection import JobView
 from perfd.config import CaptureProfile
 from perfd.model import Alert, AlertState, CaptureTool

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perfd.capture.policy.capture_json import correction_of, to_json
-from perfd.capture.policy.policy_events import Capture, Participant
+from perfd.capture.policy.capture_record import Capture, Participant
 from perfd.model import CaptureState, CaptureTool
 
 

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from perfd.capture.expected_job_end import FOR_HANGS, Pace
 from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
+from perfd.capture.policy.capture_record import Capture
 from perfd.capture.policy.policy_events import (
     AgentConnected,
     AgentGone,
     AlertFired,
     CancelRequested,
-    Capture,
     ManualRequest,
     Record,
     Restored,

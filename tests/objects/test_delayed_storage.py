@@ -11,8 +11,8 @@ import pytest
 
 from perfd.aggregator.captures import capture_reports, readable_traces
 from perfd.aggregator.captures.capture_reports import CaptureReports, ReportStorage
+from perfd.capture.policy.capture_record import Capture, CaptureReport, Participant, Removal, StoredFile
 from perfd.capture.policy.coordinator import CaptureCoordinator
-from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant, Removal, StoredFile
 from perfd.clock import SystemClock
 from perfd.errors import StorageError
 from perfd.model import CaptureFile, CaptureState, CaptureTool

@@ -15,7 +15,7 @@ from perfd.aggregator.web_api.fleet_pages import fleet_page, with_limits
 from perfd.analysis.findings import Kind
 from perfd.capture.capture_routes import capture_routes
 from perfd.capture.policy.capture_json import to_json
-from perfd.capture.policy.policy_events import Capture
+from perfd.capture.policy.capture_record import Capture
 from perfd.model import CaptureTool
 from perfd.net.http import Handler, HttpServer, Request, Response
 from perfd.web.live_updates import Live

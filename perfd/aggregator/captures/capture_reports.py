@@ -27,7 +27,7 @@ from perfd.aggregator.captures.trace_document import DOCUMENTS
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.node import reading
 from perfd.capture.object_keys import report_key
-from perfd.capture.policy.policy_events import Capture, CaptureReport
+from perfd.capture.policy.capture_record import Capture, CaptureReport
 from perfd.capture.selection import slow_rank_of
 from perfd.clock import Clock
 from perfd.errors import CaptureError, StorageError

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from perfd.capture.object_keys import is_of_node
-from perfd.capture.policy.policy_events import Capture
+from perfd.capture.policy.capture_record import Capture
 from perfd.capture.selection import slug
 from perfd.errors import RefusedError
 from perfd.model import CaptureFilesRemoved, CaptureStatus

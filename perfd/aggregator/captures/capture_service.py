@@ -22,8 +22,9 @@ from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.capture_json import link_path
+from perfd.capture.policy.capture_record import Capture, CaptureReport
 from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator
-from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualRequest
+from perfd.capture.policy.policy_events import ManualRequest
 from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perfd.aggregator.captures.capture_senders import is_folder_of
 from perfd.capture.node import TRACE_SUFFIXES
-from perfd.capture.policy.policy_events import Capture, StoredFile
+from perfd.capture.policy.capture_record import Capture, StoredFile
 from perfd.errors import CaptureError, StorageError
 from perfd.formatting import data_size
 from perfd.model import CaptureFile, CaptureState

@@ -15,7 +15,7 @@ from perfd.aggregator.nodes.hardware_counters import HardwareCounters
 from perfd.aggregator.state import AggregatorState, NodeState
 from perfd.aggregator.state.gpu_owners import gpu_owners, gpus_per_rank
 from perfd.analysis.diagnosis import JobSummary
-from perfd.capture.policy.policy_events import Capture
+from perfd.capture.policy.capture_record import Capture
 from perfd.errors import ConfigError
 from perfd.nodes import (
     Drain,

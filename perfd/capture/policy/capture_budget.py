@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 
 from perfd.capture.expected_job_end import FOR_HANGS
-from perfd.capture.policy.policy_events import AlertFired, Capture
+from perfd.capture.policy.capture_record import Capture
+from perfd.capture.policy.policy_events import AlertFired
 from perfd.config import CaptureProfile
 
 _HOUR_S = 3600.0

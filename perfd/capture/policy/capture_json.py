@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
-from perfd.capture.policy.policy_events import Capture, Participant
+from perfd.capture.policy.capture_record import Capture, Participant
 from perfd.model import CaptureFile, CaptureState
 
 _UNMET = (CaptureState.REFUSED, CaptureState.LATE)

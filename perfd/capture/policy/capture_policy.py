@@ -13,16 +13,15 @@ from datetime import UTC, datetime
 from perfd.capture.expected_job_end import FOR_HANGS, Pace, job_end, needed_s, too_late, window_s
 from perfd.capture.policy.agent_presence import AgentPresence
 from perfd.capture.policy.capture_budget import CaptureBudget
+from perfd.capture.policy.capture_record import Capture, Participant
 from perfd.capture.policy.policy_events import (
     Action,
     AgentConnected,
     AgentGone,
     AlertFired,
     CancelRequested,
-    Capture,
     Event,
     ManualRequest,
-    Participant,
     Record,
     Restored,
     SendCancel,

@@ -10,14 +10,13 @@ from typing import Any
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.capture_json import state_name, to_json
 from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
+from perfd.capture.policy.capture_record import Capture, CaptureReport
 from perfd.capture.policy.policy_events import (
     Action,
     AgentConnected,
     AgentGone,
     AlertFired,
     CancelRequested,
-    Capture,
-    CaptureReport,
     Event,
     ManualRequest,
     Record,

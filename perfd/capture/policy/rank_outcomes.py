@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perfd.capture.policy.policy_events import Capture, Participant, Removal, StoredFile
+from perfd.capture.policy.capture_record import Capture, Participant, Removal, StoredFile
 from perfd.model import CaptureFilesRemoved, CaptureFileUpload, CaptureState, CaptureStatus
 
 _MOST_REASONS = 3

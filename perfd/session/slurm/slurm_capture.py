@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 
 import msgspec
 
-from perfd.capture.policy.policy_events import Capture, Participant
+from perfd.capture.policy.capture_record import Capture, Participant
 from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall
 from perfd.capture.selection import JobView, RankSelection, RankView, select
 from perfd.clock import Clock
