@@ -1,6 +1,6 @@
 """What cost a whole job the most of its time: one of its faults, or what limited it all along.
 
-A fault that is over asks for nothing at once, so it does not weigh more than other losses as it does while it
+A fault that is over asks for nothing at once, and does not weigh more than other losses as it does while it
 lasts: what it cost is a share of the job's time, and is compared as such.
 """
 
@@ -73,7 +73,7 @@ def _says(finding: Finding) -> int:
 
 
 def _as_findings(faults: Sequence[FaultPeriod], job_s: float) -> list[Finding]:
-    """One for each culprit, or kind where nobody is blamed, with all of its periods."""
+    """One for each culprit, or kind where no rank is blamed, with all of its periods."""
     periods: dict[Hashable, list[FaultPeriod]] = {}
     for fault in faults:
         periods.setdefault(tuple(fault.culprits) or fault.kind, []).append(fault)
