@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.operations.operation_columns import RECORD, Operations, check_times
 from perfd_collectors.nccl.operations.window_reduction import (
@@ -86,7 +89,7 @@ class RingBuffers:
         entries = self._segment.entries
         first = max(position, written - entries + 1)
         end = min(written, first + max(0, _MAX_RECORDS_PER_READ - sum(map(len, into))))
-        records = np.frombuffer(self._segment.records(ring, first, end), RECORD)
+        records = self._records(ring, first, end)
         oldest = self._segment.written(ring) - entries + 1
         # Numbers as the plugin writes them: what is at a place has another one before and after.
         numbers = np.arange(len(records), dtype=np.uint64)
@@ -97,6 +100,19 @@ class RingBuffers:
             into.append(found)
         self._positions[ring] = end
         return end - position - len(found)
+
+    def _records(self, ring: int, first: int, end: int) -> npt.NDArray[np.void]:
+        """Records by number, straight from the file; fewer where that was cut.
+
+        The process may overwrite the oldest meanwhile.
+        """
+        records = np.empty(end - first, RECORD)
+        offset, until_wrap = self._segment.place(ring, first)
+        start, _ = self._segment.place(ring, 0)
+        whole = _filled(self._segment, records[:until_wrap], offset)
+        if whole == until_wrap < len(records):
+            whole += _filled(self._segment, records[until_wrap:], start)
+        return records[:whole]
 
 
 class SegmentReader:
@@ -285,6 +301,14 @@ class SegmentReader:
             job=window.job,
             rank=window.rank,
         )
+
+
+def _filled(segment: Segment, records: npt.NDArray[np.void], offset: int) -> int:
+    """How many records there were in the file to fill."""
+    try:
+        return os.preadv(segment.fileno(), [records.view(np.uint8).data], offset) // records.itemsize
+    except OSError as error:
+        raise Unavailable(f"{segment.path} cannot be read: {error.strerror}.") from error
 
 
 def _by_rank(operations: Operations, ranks: ProcessRanks) -> dict[int, Operations]:

@@ -165,11 +165,15 @@ class Segment:
             return True  # The file system does not support such locks.
         return True
 
-    def status(self) -> os.stat_result:
-        """Status of the open file, even if renamed; raises `Unavailable` once it is closed."""
+    def fileno(self) -> int:
+        """The open file; raises `Unavailable` once it is closed."""
         if self._file is None:
             raise Unavailable(f"{self.path} is closed.")
-        return os.fstat(self._file)
+        return self._file
+
+    def status(self) -> os.stat_result:
+        """Status of the open file, even if renamed; raises as `fileno` does."""
+        return os.fstat(self.fileno())
 
     def rings(self) -> int:
         """How many ring buffers there are."""
@@ -180,21 +184,13 @@ class Segment:
         """How many records a ring buffer was given since the process started."""
         return int.from_bytes(self._bytes(self._ring_offset(ring), 8), "little")
 
-    def records(self, ring: int, first: int, end: int) -> bytes:
-        """The records of a ring buffer from number `first` to before `end`, at most `entries` of them.
-
-        Cut to whole records where the file ends; the process may overwrite the oldest meanwhile.
-        """
-        begin = self._ring_offset(ring) + _RING_HEADER_BYTES
-        start = first & (self.entries - 1)
-        until_wrap = min(end - first, self.entries - start)
-        copied = self._bytes(begin + start * RECORD_BYTES, until_wrap * RECORD_BYTES)
-        if until_wrap < end - first:
-            copied += self._bytes(begin, (end - first - until_wrap) * RECORD_BYTES)
-        return copied[: len(copied) - len(copied) % RECORD_BYTES]
+    def place(self, ring: int, number: int) -> tuple[int, int]:
+        """Where in the file a record of a ring buffer is, and after how many from it on the ring wraps."""
+        slot = number & (self.entries - 1)
+        return self._ring_offset(ring) + _RING_HEADER_BYTES + slot * RECORD_BYTES, self.entries - slot
 
     def identity(self) -> tuple[int, int]:
-        """Device and inode, which identify the file under any name; raises as `status` does."""
+        """Device and inode, which identify the file under any name; raises as `fileno` does."""
         status = self.status()
         return status.st_dev, status.st_ino
 
