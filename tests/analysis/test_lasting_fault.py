@@ -148,3 +148,29 @@ def test_while_no_step_is_known_nothing_is_said_and_nothing_forgotten() -> None:
     said = played([([LOADING], SINCE_S)] * 6 + [([NOTHING], None), ([NOTHING], SINCE_S)])
     assert said[-2] == [NOTHING]
     assert said[-1][0].kind is Kind.DATA_LOADING
+
+
+def test_a_rank_that_peers_show_later_is_found_in_the_gaps_of_that_evidence_until_steps_are_short() -> None:
+    """As in recording budgeted2: batches of unequal length, and a slow rank that some rounds do not show."""
+    peers = replace(slow(1, gain=0.2, longer_for_s=None), confidence=0.8)
+    looks = [([slow(1)], SINCE_S)] * 2 + [([peers], SINCE_S)] * 6 + [([NOTHING], SINCE_S)] * 4
+    said = played([*looks, ([peers], SINCE_S), ([NOTHING], SINCE_S), ([NOTHING], BEFORE_S)])
+    assert [shown[0].kind for shown in said] == [Kind.STRAGGLER] * 14 + [Kind.NONE]
+    gap = said[8][0]
+    assert gap.gain_ratio == pytest.approx(GAIN)
+
+
+def test_a_rank_that_peers_showed_is_over_once_they_do_not_for_half_a_minute() -> None:
+    peers = replace(slow(1, longer_for_s=None), confidence=0.8)
+    looks = [([slow(1)], SINCE_S)] * 2 + [([peers], SINCE_S)] * 6 + [([NOTHING], SINCE_S)] * 60
+    said = [shown[0].kind for shown in played(looks)]
+    assert said == [Kind.STRAGGLER] * (8 + 30) + [Kind.NONE] * 30
+
+
+def test_a_rank_whose_steps_are_shorter_than_when_it_was_found_first_is_not_over_while_peers_show_it() -> (
+    None
+):
+    first = replace(slow(1, gain=0.7), step_s=1.0)
+    peers = replace(slow(1, gain=0.2, longer_for_s=None), confidence=0.8)
+    said = played([([first], 1.0)] * 2 + [([peers], SINCE_S)] * 6 + [([NOTHING], SINCE_S)] * 3)
+    assert {shown[0].kind for shown in said} == {Kind.STRAGGLER}

@@ -454,6 +454,44 @@ def test_a_cause_whose_evidence_falls_below_its_bound_outlasts_its_effect_for_tw
     idle = Finding(kind=Kind.HOST_BOUND, confidence=0.4, gain_ratio=0.6)
     small = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.26)
     with_effect = replace(small, effects=(Effect(kind=Kind.HOST_BOUND),))
-    assert heads([*[with_effect] * 20, idle])[-1].kind is Kind.LAUNCH_BOUND
-    assert heads([*[small] * 20, idle])[-1].kind is Kind.HOST_BOUND
-    assert heads([*[with_effect] * 20, *[idle] * 60])[-1].kind is Kind.HOST_BOUND
+    for before, times in ((small, 1), (with_effect, 2)):
+        said = heads([*[before] * 20, *[idle] * 60])
+        assert [one.kind for one in said].index(Kind.HOST_BOUND) == 20 + times * HOLD_S
+
+
+STALLS = Finding(kind=Kind.PERIODIC_STALL, confidence=0.8, gain_ratio=0.6)
+CONTENTION = Finding(kind=Kind.HOST_CONTENTION, confidence=0.8, gain_ratio=0.17)
+
+
+def test_what_a_round_misses_counts_as_found_last():
+    """As in recording saved2: a stall of 60% has gaps, in which storage costs 17%."""
+    assert changes(heads([*[STALLS] * 20, CONTENTION, *[STALLS] * 5])) == 0
+    assert changes(heads([*[STALLS] * 20, *[CONTENTION] * 20])) == 1
+    # What costs far more than it did then is news.
+    assert heads([*[LAUNCH] * 20, COSTLY])[-1] is COSTLY
+
+
+def test_the_cause_of_the_headline_takes_its_place_at_once():
+    idle = Finding(kind=Kind.HOST_BOUND, confidence=0.4, gain_ratio=0.32)
+    loading = Finding(kind=Kind.DATA_LOADING, confidence=0.6, gain_ratio=0.2)
+    assert heads([*[idle] * 20, loading])[-1] is loading
+
+
+def test_a_rank_that_costs_less_does_not_take_the_place_of_a_blamed_one_that_a_round_misses():
+    """As in recording evaluatedalone2: rank 0 evaluates every so often, and rank 1 is slow."""
+    slower = replace(slow(1), gain_ratio=0.26)
+    said = heads([*[LAUNCH] * 20, *[slower] * 5, stalls(0, 0.2), *[slower] * 5])
+    assert changes(said) == 1
+    assert said[25].may_be_over
+    assert (
+        heads([*[LAUNCH] * 20, *[slower] * 5, *[stalls(0, 0.2)] * 10])[-1].culprits == stalls(0, 0.2).culprits
+    )
+    # One that just became slow is named, whatever it costs, and so is one that costs as much.
+    for news in (replace(slow(0), longer_for_s=2.0), stalls(0, 0.25)):
+        assert heads([*[LAUNCH] * 20, *[slower] * 5, news])[-1] is news
+
+
+def test_contention_on_the_host_of_a_rank_over_the_last_half_minute_is_no_news_at_once():
+    of_rank = replace(CONTENTION, gain_ratio=0.07, culprits=(Culprit(kind="rank", id=0),))
+    assert changes(heads([*[LAUNCH] * 20, of_rank, *[LAUNCH] * 5])) == 0
+    assert heads([*[LAUNCH] * 20, *[of_rank] * 10])[-1] is of_rank

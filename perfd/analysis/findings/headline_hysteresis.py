@@ -4,7 +4,8 @@ Shares near a threshold cross it in one round and are back in the next; the head
 far more. A finding that blames a rank, or that began with a change of the step time, already needs several
 steps of evidence: it is the headline at once. If rounds found it for a second, it is held for a few more
 steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
-One that names no rank, that hosts are late, is held after a single round, too.
+In such a gap a rank that costs less takes its place only if it just became slow. One that names no rank, that
+hosts are late, is held after a single round, too.
 
 That nothing limits the job and that computation does differ by a threshold, not by a change in the job: one
 of these replaces another only once it lasted eight times as long. An unknown cause replaces any other
@@ -49,6 +50,8 @@ _OF_STAGES = frozenset({Kind.PIPELINE_BUBBLE, Kind.PIPELINE_IMBALANCE})
 """Both are of one stall, and which it is depends on whether unequal stages explain half of it."""
 _AS_MUCH = 0.1
 """Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
+_OF_PAST = frozenset({Kind.HOST_CONTENTION})
+"""Medians over the newest half minute show these, so that even of a rank they are not news at once."""
 _GAP_S = 2.0
 """How long rounds may miss what they found before and after. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
@@ -137,10 +140,10 @@ def _shows_why(head: Finding, settled: Finding | None) -> bool:
 
 def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
     since = prior.cleared_since or now
-    still_blamed = _still_blamed(prior, found[0], now)
+    still_blamed = _still_blamed(prior, found, now)
     if still_blamed is not None:
-        blamed, shown = still_blamed
-        return replace(prior, blamed=blamed, cleared_since=since), _at_front(shown, found[1:])
+        blamed, findings = still_blamed
+        return replace(prior, blamed=blamed, cleared_since=since), findings
     settled = prior.settled
     if settled is not None and _last_of_late_hosts(prior, settled, found[0], now):
         return replace(prior, missed_since=prior.missed_since or now), _at_front(settled, found[1:])
@@ -169,17 +172,29 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     return verdict, _at_front(shown, findings)
 
 
-def _still_blamed(prior: Verdict, head: Finding, now: Moment) -> tuple[Finding, Finding] | None:
-    """What is still blamed, and as what it is shown, where a round's first finding is of the same fault."""
-    blamed, held = prior.blamed, not _cleared(prior.cleared_since or now, now)
+def _still_blamed(
+    prior: Verdict, found: Sequence[Finding], now: Moment
+) -> tuple[Finding, Sequence[Finding]] | None:
+    """What is still blamed, and the findings, if a round's first one is of the same fault or costs less."""
+    blamed, head, held = prior.blamed, found[0], not _cleared(prior.cleared_since or now, now)
     if blamed is None:
         return None
     if _seen_otherwise(blamed, head, more=held):
         # One fault keeps its name, and in time has the figures of what still finds it.
         shown = blamed if held else replace(_with_figures(blamed, head), evidence=head.evidence)
-        return shown, shown
+        return shown, _at_front(shown, found[1:])
     effect = prior.confirmed and _explained(blamed, prior.blamed_since, head)
-    return (blamed, _may_be_over(blamed)) if held and (effect or _with_others(blamed, head)) else None
+    if held and (effect or _with_others(blamed, head)):
+        return blamed, _at_front(_may_be_over(blamed), found[1:])
+    less = held and prior.confirmed and _costs_less(blamed, head, now)
+    return (blamed, _at_front(_may_be_over(blamed), found)) if less else None
+
+
+def _costs_less(blamed: Finding, head: Finding, now: Moment) -> bool:
+    """Whether a round finds another rank, not the blamed one, which costs less and did not just begin."""
+    other = bool(blamed.culprits) and _blames_rank(head) and not _same(blamed, head)
+    news = head.kind in _OVER_AT_ONCE or _just_began(head, now)
+    return other and not news and _weight(head) < (1 - _AS_MUCH) * _weight(blamed)
 
 
 def _found_still(blamed: Finding, found: Sequence[Finding]) -> tuple[Finding | None, bool]:
@@ -215,7 +230,8 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         return replace(_found(prior, settled, now), missed_since=since), _at_front(settled, found)
     still = next((one for one in found if _same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
-    counted = settled if {head.kind, settled.kind} == _OF_STAGES else still
+    # Evidence has gaps, so what a round misses counts as found last, unless its cause is found instead.
+    counted = still if settled.kind in EXPLAINS.get(head.kind, {}) else still or settled
     if blamed_before or (_far_costlier(head, counted) and not _was_its_effect(head, settled)):
         return _found(prior, head, now), found
     held = still or settled
@@ -335,7 +351,8 @@ def _same(one: Finding, other: Finding) -> bool:
 
 
 def _blames_rank(finding: Finding) -> bool:
-    return finding.kind in _AT_ONCE or any(culprit.kind == "rank" for culprit in finding.culprits)
+    named = any(culprit.kind == "rank" for culprit in finding.culprits)
+    return finding.kind in _AT_ONCE or (named and finding.kind not in _OF_PAST)
 
 
 def _far_costlier(head: Finding, still: Finding | None) -> bool:

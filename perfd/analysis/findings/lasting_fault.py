@@ -2,7 +2,8 @@
 
 Where no other rank has the same work, a slow rank or slow loaders show by the steps before: all others wait
 for longer than then. Windows of steps are short, and once those before have left them no round finds the
-fault, although it may go on for hours. It is over once steps are nearer to what they took before it.
+fault, although it may go on for hours. It is over once steps are nearer to what they took before it. Where
+peers have the same work, rounds find it by comparison with them later, with gaps of some seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _ADDED_RATIO = 0.1
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
 _LEFT_S = 30.0
-"""How long waiting in collectives is judged, so that it shows a fault that is over."""
+"""How long waiting in collectives is judged, so that it shows a fault that is over, and one that goes on."""
 _AS_MUCH = 0.5
 """Of its cost, from which on another rank that is blamed takes its place. Chosen."""
 
@@ -44,6 +45,8 @@ class LastingFault:
     seen_unix_s: float
     over_unix_s: float | None = None
     """Since when steps are shorter again; None while it lasts."""
+    by_peers: bool = False
+    """Whether rounds found it by comparison with peers, too, which has gaps, but shows when it is over."""
 
     @property
     def before_s(self) -> float:
@@ -73,8 +76,11 @@ def with_lasting_fault(
         again = prior is not None and _is_same(prior.finding, fresh)
         began_unix_s = prior.began_unix_s if again and prior is not None else unix_s
         return LastingFault(finding=fresh, began_unix_s=began_unix_s, seen_unix_s=unix_s), found
-    if prior is None or not prior.is_sure or _began_anew(prior, step):
+    seen = None if prior is None else next((one for one in found if _is_same(prior.finding, one)), None)
+    if prior is None or _began_anew(prior, step) or (seen is None and _is_gone(prior, unix_s)):
         return None, found
+    if seen is not None and prior.over_unix_s is None:
+        return _seen_again(prior, seen, unix_s), found
     if prior.over_unix_s is None and _is_over(prior, newest_step_s):
         prior = replace(prior, over_unix_s=unix_s)
     if prior.over_unix_s is not None:
@@ -82,10 +88,9 @@ def with_lasting_fault(
         short = newest_step_s is None or _is_over(prior, newest_step_s)
         left = short and unix_s - prior.over_unix_s <= _LEFT_S
         return (prior, without_last_of_late_hosts(prior, found)) if left else (None, found)
-    if _is_replaced(prior, found, newest_step_s):
-        return None, found
-    if newest_step_s is None or any(_is_same(prior.finding, one) for one in found):
-        return prior, found
+    replaced = _is_replaced(prior, found, newest_step_s)
+    if replaced or newest_step_s is None:
+        return (None if replaced else prior), found
     still = _lasting(prior, unix_s, newest_step_s)
     last = Kind.STRAGGLER if not still.culprits and _is_as_long(prior, newest_step_s) else None
     others = [one for one in found if one.kind not in {*_NO_CAUSE, last} and cause_of(one, [still]) is None]
@@ -114,6 +119,15 @@ def _by_steps_before(finding: Finding) -> bool:
     return finding.kind in _KINDS and known and sure
 
 
+def _seen_again(prior: LastingFault, again: Finding, unix_s: float) -> LastingFault:
+    """The fault, which a round finds by other evidence, with what a step takes now."""
+    known, before_s = prior.finding, prior.before_s
+    by_peers = prior.by_peers or (bool(again.culprits) and again.confidence >= _LEAST_CONFIDENCE)
+    if again.step_s is not None and again.step_s > before_s:
+        known = replace(known, gain_ratio=1 - before_s / again.step_s, step_s=again.step_s)
+    return replace(prior, finding=known, seen_unix_s=unix_s, by_peers=by_peers)
+
+
 def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
     """Whether a round sees less of the same change: that hosts are late, and not why."""
     if prior is None or not prior.is_sure or _is_same(prior.finding, fresh):
@@ -121,6 +135,11 @@ def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
     since = prior.finding.since_step, fresh.since_step
     apart = 0 if None in since else abs((since[0] or 0) - (since[1] or 0))
     return apart <= _SAME_CHANGE_STEPS and explains(prior.finding, fresh)
+
+
+def _is_gone(prior: LastingFault, unix_s: float) -> bool:
+    """Whether a fault that this round does not find was found for too short a time, or not for too long."""
+    return not prior.is_sure or (prior.by_peers and unix_s - prior.seen_unix_s > _LEFT_S)
 
 
 def _began_anew(prior: LastingFault, step: int | None) -> bool:
