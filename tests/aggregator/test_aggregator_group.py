@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -63,3 +65,24 @@ def test_a_partition_that_could_not_be_started_is_given_to_others(
         assert leases.asked > 1
     finally:
         group.stop()
+
+
+def test_a_member_has_imported_all_that_a_partition_needs_before_it_joins(tmp_path: Path) -> None:
+    """On a busy machine that took seconds of a member that had just been started, as its jobs waited."""
+    program = f"""
+import sys
+from perfd.aggregator.aggregator import Aggregator
+from perfd.aggregator.group import AggregatorGroup
+from perfd.config import AggregatorConfig, HistoryConfig, NatsGroupConfig, NatsListenConfig
+
+nats = NatsListenConfig(servers=["nats://127.0.0.1:1"], group=NatsGroupConfig(partitions=1))
+history = HistoryConfig(path={str(tmp_path / "history.sqlite")!r})
+AggregatorGroup(AggregatorConfig(http_listen="127.0.0.1:0", history=history, nats=nats))
+known = set(sys.modules)
+one = Aggregator(AggregatorConfig(listen="127.0.0.1:0", history=history))
+one.start()
+one.stop()
+print(sorted(name for name in sys.modules.keys() - known if name.startswith("perfd")))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.returncode) == ("[]\n", 0), ran.stderr

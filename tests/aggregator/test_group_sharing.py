@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.group.sharing import Holding, has_lease_time, is_valid, wanted
+from perfd.aggregator.group.sharing import Holding, Wanted, has_lease_time, is_valid, wanted
 
 MEMBERS = [f"m{number}" for number in range(6)]
 
@@ -15,7 +15,7 @@ MEMBERS = [f"m{number}" for number in range(6)]
 def settled(partitions: int, members: list[str], holders: dict[int, str]) -> dict[int, str]:
     """The holders once no member wants a change; one member acts per turn."""
     holders = {number: name for number, name in holders.items() if name in members}
-    for _ in range(4 * len(members)):
+    for _ in range(4 * len(members) + partitions):
         for member in members:
             do = wanted(partitions, members, holders, member)
             for number in do.release:
@@ -51,6 +51,17 @@ def test_only_what_must_moves_when_one_joins_or_leaves() -> None:
     without = settled(8, ["a", "c"], three)
     kept = {number: name for number, name in three.items() if name != "b"}
     assert {number: without[number] for number in kept} == kept
+
+
+def test_partitions_move_one_at_a_time_once_members_are_settled_and_none_is_free() -> None:
+    """A partition that moves is not served for a moment, and holds up those that were free."""
+    alone = dict.fromkeys(range(6), "a")
+    assert wanted(6, ["a", "b", "c"], alone, "a", settled=False) == Wanted()
+    assert wanted(6, ["a", "b", "c"], alone, "a") == Wanted(release=[2])
+    del alone[2]
+    assert wanted(6, ["a", "b", "c"], alone, "a") == Wanted()
+    # What is free is claimed by those that have room, at any time.
+    assert wanted(6, ["a", "b", "c"], alone, "b", settled=False) == Wanted(claim=[2])
 
 
 def test_nothing_is_wanted_when_all_have_their_share() -> None:

@@ -38,17 +38,23 @@ class Member:
         nkey_file: str | None = None,
         cluster: str = "default",
         checkout: Path = ROOT,
+        python: str = sys.executable,
         program: Sequence[str] = ("-m", "perfd"),
         environment: Mapping[str, str] = MappingProxyType({}),
         **config: Any,
     ) -> None:
-        """`checkout` is whose perfd runs, `program` what Python runs; `config` are further keys."""
+        """`checkout` is whose perfd `python` runs; another `python` runs the one that is installed for it.
+
+        `program` is what Python runs; `config` are further keys.
+        """
         self.address = f"http://127.0.0.1:{free_port()}"
         self._log = folder / f"{name}.log"
         self._config = folder / f"{name}.yaml"
-        self._command = [sys.executable, *program, "aggregator", "--config", str(self._config)]
+        self._command = [python, *program, "aggregator", "--config", str(self._config)]
         path = os.pathsep.join(map(str, (checkout, checkout / "collectors")))
         self._environment = {**os.environ, **environment, "PYTHONPATH": path}
+        if python != sys.executable:
+            del self._environment["PYTHONPATH"]
         self._checkout = checkout
         group = {"partitions": partitions, "lease_s": lease_s}
         nats = {

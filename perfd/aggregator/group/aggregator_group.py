@@ -22,6 +22,7 @@ from perfd.aggregator.history import configured_database
 from perfd.aggregator.http_endpoints import HttpEndpoints
 from perfd.aggregator.job_summaries import analysis_settings
 from perfd.aggregator.partition import Partition
+from perfd.aggregator.series.metric_names import MetricNames
 from perfd.clock import SystemClock
 from perfd.config import AggregatorConfig, check_page_links
 from perfd.errors import ConfigError, PerfdError
@@ -53,6 +54,7 @@ class AggregatorGroup:
         # Loaded now, so that takeovers are fast and errors in the configuration are raised at startup.
         AlertEvaluation(config.rules)
         analysis_settings(config.analysis)
+        MetricNames.installed()
         check_page_links(config.links)
         configured_database(config.history)
         self._live = Live()

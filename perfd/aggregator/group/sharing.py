@@ -50,11 +50,20 @@ class Wanted:
     release: Sequence[int] = ()
 
 
-def wanted(partitions: int, members: Collection[str], holders: Mapping[int, str], member: str) -> Wanted:
-    """The free partitions that `member` should claim, and those of its own that it should release.
+def wanted(
+    partitions: int,
+    members: Collection[str],
+    holders: Mapping[int, str],
+    member: str,
+    *,
+    settled: bool = True,
+) -> Wanted:
+    """The free partitions that `member` should claim, and the one of its own that it should release.
 
     Each member's share is the same number or one more. Members that hold the most keep the extra one, to
     move as few as possible. Each member claims free partitions in its own order, to avoid conflicts.
+    A partition that moves is not served for a moment: none does while there are free ones, or before the
+    members are `settled`, so that takeovers are not held up.
     """
     held = Counter(holders.values())
     ranking = sorted({*members, member}, key=lambda name: (-held[name], name))
@@ -64,8 +73,10 @@ def wanted(partitions: int, members: Collection[str], holders: Mapping[int, str]
         free = [number for number in range(partitions) if number not in holders]
         free.sort(key=lambda number: partition_of(f"{member}/{number}", 1 << 32))
         return Wanted(claim=free[: quota - held[member]])
+    if not settled or len(holders) < partitions:
+        return Wanted()
     own = sorted(number for number, name in holders.items() if name == member)
-    return Wanted(release=own[quota:])
+    return Wanted(release=own[quota : quota + 1])
 
 
 def has_lease_time(ttl_s: float | None, lease_s: float) -> bool:
