@@ -136,7 +136,9 @@ def _fault(
     kinds = {kind: names for kind, names in site.part_names().items() if not only or kind in only}
     several = chance.random() < _TWO_AT_ONCE and not single
     # First the kind, or an agent would be the most likely victim.
-    parts = {chance.choice(kinds[kind]) for kind in chance.choices(list(kinds), k=2 if several else 1)}
+    # An aggregator that holds nothing is not missed.
+    choices = {**kinds, "member": site.holding() or kinds.get("member", [])}
+    parts = {chance.choice(choices[kind]) for kind in chance.choices(list(kinds), k=2 if several else 1)}
     if chance.random() < 0.5:
         site.ask_for_capture(chance)
     before = next((one for one in map(Member.holders, site.running())), [])

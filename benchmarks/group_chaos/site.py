@@ -131,6 +131,13 @@ class Site:
         found = next(filter(None, (one.get("/api/v1/group") for one in self.running())), None)
         return {(one["partition"], one["epoch"]) for one in found["partitions"]} if found else set()
 
+    def holding(self) -> list[str]:
+        """Names of the running members that hold partitions, as the first one that answers knows."""
+        found = next(filter(None, (one.get("/api/v1/group") for one in self.running())), None)
+        held = {(one["address"] or "").rstrip("/") for one in found["partitions"]} if found else ()
+        names = [f"member{n}" for n, one in enumerate(self.members) if one.address in held]
+        return [name for name in names if name not in self.down]
+
     def has_healthy_nats(self) -> bool:
         """Whether all servers have all messages."""
         try:
