@@ -143,6 +143,17 @@ class AnalysisLoop:
         self._settle(now_unix_s, now_s)
         forgotten = self._forget(now_s)
         self._take_captured()
+        others = forgotten or self._exporters or self._announcements
+        if self._summaries.make(now_unix_s, rest=not others and self._alerts.may_wait(now_unix_s)):
+            self._show(forgotten, now_unix_s, now_s)
+        self._finished_s = self._clock.monotonic_s()
+        with self._failures.contained(Part.CAPTURE):
+            self._captures.tick(now_unix_s)
+        with self._failures.contained(Part.HISTORY):
+            self._keep(now_s)
+
+    def _show(self, forgotten: Sequence[JobSummary], now_unix_s: float, now_s: float) -> None:
+        """Make the series of what is known now, evaluate the rules, and hand both on."""
         derived, facts = self._derive(now_s)
         with self._failures.contained(Part.NODES):
             summaries = {name: found.summary for name, found in derived.items()}
@@ -154,15 +165,10 @@ class AnalysisLoop:
         with self._failures.contained(Part.RULES):
             changes = self._evaluate(derived, now_unix_s, now_s)
         self.series.publish(self._alerts.recorded)
-        self._finished_s = self._clock.monotonic_s()
         with self._state.lock:
             self._state.counters.round_unix_s = now_unix_s
         with self._failures.contained(Part.EXPORT):
             self._export(derived, facts, changes, forgotten)
-        with self._failures.contained(Part.CAPTURE):
-            self._captures.tick(now_unix_s)
-        with self._failures.contained(Part.HISTORY):
-            self._keep(now_s)
 
     def _report_findings(self, summaries: Mapping[str, JobSummary], now_s: float) -> None:
         """Have the agents of jobs with a new finding send batches more often."""
@@ -220,10 +226,7 @@ class AnalysisLoop:
         return self.newest(job)
 
     def newest(self, job: str) -> JobSummary | None:
-        """The newest live summary, from a round or a request; None if there is none yet.
-
-        It waits for no round.
-        """
+        """The newest live summary, of a round or a request; None without one. It waits for no round."""
         derived = self._summaries.newest(job)
         return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
 
@@ -258,10 +261,7 @@ class AnalysisLoop:
         return None
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1.
-
-        It waits for no round.
-        """
+        """Alerts that fired since the start, oldest first, as in perfd.alerts/1. It waits for no round."""
         return [alert_json(self._with_captures(alert)) for alert in self._alerts.list()]
 
     def _forget(self, now_s: float) -> list[JobSummary]:
@@ -288,7 +288,6 @@ class AnalysisLoop:
     def _derive(self, now_s: float) -> tuple[dict[str, Derived], dict[str, LiveFacts]]:
         derived: dict[str, Derived] = {}
         facts: dict[str, LiveFacts] = {}
-        self._summaries.make(self._now_unix_s)
         for name in self.jobs():
             found = self._summaries.newest(name)
             if found is None:

@@ -14,7 +14,14 @@ from perfd.aggregator.job_changes import JobChanges, progress_of
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
 from perfd.aggregator.state import AggregatorState, Derived, JobNumbers, all_compute, state_key
-from perfd.aggregator.summary_turns import GPUS_PER_SECOND, SummaryTurn, WaitingJob, counted_gpus, next_turn
+from perfd.aggregator.summary_turns import (
+    GPUS_PER_SECOND,
+    SummaryTurn,
+    WaitingJob,
+    counted_gpus,
+    may_rest,
+    next_turn,
+)
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, with_alerts
 from perfd.analysis.diagnosis.job_summary import failed_summary
@@ -83,11 +90,14 @@ class JobSummaries:
         """By job, when its live numbers were asked for last, whatever came of it."""
         self._signs = JobChanges()
         self._turn = SummaryTurn(jobs=(), credit_gpus=0.0)
-        self._turned_s = -math.inf
+        self._turned_s, self._rested_s = -math.inf, 0.0
         self._interval_s = 0.0
 
-    def make(self, now_unix_s: float) -> None:
-        """Make the live numbers of the jobs whose turn it is, of those with news."""
+    def make(self, now_unix_s: float, *, rest: bool = False) -> bool:
+        """Make the live numbers of the jobs whose turn it is, of those with news.
+
+        Where nothing else needs the round it may `rest`: false if it does.
+        """
         now_s = self._clock.monotonic_s()
         waiting, all_gpus, calm_gpus = [], 0, 0
         with self._state.lock:
@@ -112,6 +122,9 @@ class JobSummaries:
                             calm=signs.calm and not pending,
                         )
                     )
+        if rest and may_rest(waiting, all_gpus, now_s - self._turned_s):
+            self._rested_s = now_s - self._turned_s
+            return False
         self._interval_s = min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
         self._turn = next_turn(
             waiting,
@@ -119,10 +132,12 @@ class JobSummaries:
             calm_gpus=calm_gpus,
             credit_gpus=self._turn.credit_gpus,
             elapsed_s=now_s - self._turned_s,
+            rested_s=self._rested_s,
         )
-        self._turned_s = now_s
+        self._turned_s, self._rested_s = now_s, 0.0
         for name in self._turn.jobs:
             self._look(name, now_unix_s)
+        return True
 
     def _gpus_of(self, name: str, job: JobState, now_s: float) -> int:
         """As how many GPUs a job counts, of late; called with the state's lock held."""

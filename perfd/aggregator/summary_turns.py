@@ -17,6 +17,9 @@ CALM_SECONDS = 15.0
 """The same of calm jobs. Chosen: as often as Prometheus usually reads them."""
 _CALM_GPUS_IN_EACH_ROUND = 64
 """While calm jobs have no more, every round makes the numbers of all of them. A quarter of the others."""
+REST_SECONDS = 4.75
+"""So long rounds of a larger fleet rest while all of its jobs are calm and no rule is due: as the shipped
+rules about nodes, which are due every 5 s, less the jitter of a timer."""
 LEAST_GPUS = 8
 """An analysis costs at least as much as that of a job with so many: 128 small jobs fill a second."""
 _PRESSING_SHARE = 0.5
@@ -74,6 +77,13 @@ class SummaryTurn:
     """What the next round may make beside its own share; below 0 what it has to make up for."""
 
 
+def may_rest(waiting: Iterable[WaitingJob], all_gpus: int, turned_ago_s: float) -> bool:
+    """Whether a round has nothing to make of the jobs with news, the last turn of any being so long ago."""
+    if all_gpus <= GPUS_IN_EACH_ROUND or turned_ago_s >= REST_SECONDS:
+        return False
+    return all(job.calm and not job.pressing for job in waiting)
+
+
 def next_turn(
     waiting: Iterable[WaitingJob],
     *,
@@ -81,20 +91,22 @@ def next_turn(
     credit_gpus: float,
     elapsed_s: float,
     calm_gpus: int = 0,
+    rested_s: float = 0.0,
 ) -> SummaryTurn:
     """The jobs that waited longest, up to the round's share; those that press first, in a part of it.
 
     Of those that waited as long the smallest comes first, then the first by name. A job with more GPUs than
     a share takes those of later rounds, too. `all_gpus` are those of all jobs that go on, `calm_gpus` of
-    the calm ones among them.
+    the calm ones among them. The turn makes up for rounds that rested for `rested_s`.
     """
     ordered = sorted(waiting, key=lambda job: (-job.due_s, job.gpus, job.name))
     most = max(all_gpus, sum(job.gpus for job in ordered))
     if most <= GPUS_IN_EACH_ROUND:
         return SummaryTurn(jobs=tuple(job.name for job in ordered), credit_gpus=0.0)
     per_second = gpus_per_second(most, calm_gpus)
-    share = per_second * min(max(elapsed_s, 0.0), _LONGEST_SHARE_S)
-    credit = min(credit_gpus + share, per_second * _LONGEST_SHARE_S)
+    longest_s = max(_LONGEST_SHARE_S, rested_s)
+    share = per_second * min(max(elapsed_s, 0.0), longest_s)
+    credit = min(credit_gpus + share, per_second * longest_s)
     chosen: dict[str, None] = {}
     # A fleet whose numbers could all be made in a second makes those that press, or are new, in each round.
     few = most <= GPUS_PER_SECOND

@@ -127,6 +127,24 @@ def test_a_calm_job_has_its_turn_every_15_seconds_and_in_the_next_round_when_it_
         assert page[_step_of(other)] == fleet.newest_step - 5
 
 
+def test_rounds_rest_while_all_jobs_are_calm_and_no_longer_than_rules_about_nodes() -> None:
+    jobs = 6
+    with nodes(jobs=jobs) as fleet:
+        pages = [fleet.second() for _ in range(80)]
+        rounds = [page["perfd_round_timestamp_seconds"] for page in pages]
+        # Of the last 40 s, every fifth.
+        assert 7 <= len(set(rounds[-40:])) <= 14
+        assert len(set(rounds[2:25])) > 18
+        shown = [[page[_step_of(f"job{job}")] for job in range(jobs)] for page in pages[-40:]]
+        # The jobs have their turns all the same.
+        assert min(len({row[job] for row in shown}) for job in range(jobs)) >= 2
+        # A change ends the rest at once, also for rules: a pending alert is looked at in each round.
+        fleet.step_time_s["job3"] = 1.5
+        for _ in range(3):
+            page = fleet.second()
+            assert page[_step_of("job3")] == fleet.newest_step
+
+
 def test_rules_about_nodes_see_their_newest_values(tmp_path: Path) -> None:
     (tmp_path / "power.yaml").write_text(
         "groups: [{name: power, interval: 5s, rules: "

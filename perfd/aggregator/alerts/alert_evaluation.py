@@ -108,6 +108,11 @@ class AlertEvaluation:
         """Whether rules with an explicit interval, as those about nodes have, are due."""
         return self._due(now_unix_s) and self._engine.due_by_interval(now_unix_s)
 
+    def may_wait(self, now_unix_s: float) -> bool:
+        """Whether nothing changes but what is evaluated: no rule is due by its interval, no alert pending."""
+        started = self._evaluated_unix_s is not None
+        return started and not self.reads_all(now_unix_s) and all(alert.firing for alert in self.active)
+
     def _due(self, now_unix_s: float) -> bool:
         last = self._evaluated_unix_s
         return last is None or not 0 <= now_unix_s - last < self._interval_s - 1e-3

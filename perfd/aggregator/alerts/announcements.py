@@ -32,6 +32,10 @@ class Announcements:
         self._held = held
         self._waiting: deque[_Waiting] = deque()
 
+    def __len__(self) -> int:
+        """How many rounds' changes wait."""
+        return len(self._waiting)
+
     def add(self, changes: Sequence[Alert], stored: Callable[[], bool], now_s: float) -> None:
         """Note changes that were just handed to history; `stored` is whether it has them."""
         if changes:

@@ -88,18 +88,19 @@ class SeriesFrames:
         """Make the frames of one instant, for the rules; the page shows them once they are published.
 
         A job or node whose series cannot be made is left out. Where not `all_read`, those of the nodes and
-        agents of a large fleet may be some seconds old.
+        agents of a large fleet, and the aggregator's own, may be some seconds old.
         """
         whole = all_read or self._fleet_due(now_s)
         left = self._state.fleet.limits.series
         jobs = self._jobs(derived, facts)
-        # The aggregator's own series come first: they count what is left out.
-        groups = {SELF: self._self(), "jobs": jobs}
+        groups = {"jobs": jobs}
         if whole:
             self._fleet_made_s = now_s
-            groups = {SELF: groups[SELF], "agents": self._agents(now_s), "jobs": jobs}
+            # The aggregator's own series come first: they count what is left out.
+            groups = {SELF: self._self(), "agents": self._agents(now_s), "jobs": jobs}
             groups["nodes"] = self._nodes(now_s, left - _count(groups))
-        groups = self._bounded(groups, left if whole else left - len(self._made["agents"].keys))
+        others = 0 if whole else sum(len(self._made[group].keys) for group in (SELF, "agents"))
+        groups = self._bounded(groups, left - others)
         if whole:
             self._blocks.keep(name for blocks in groups.values() for name in blocks)
         new = {group: self._frame(group, now_unix_s, blocks) for group, blocks in groups.items()}
