@@ -63,7 +63,7 @@ def wanted(
     Each member's share is the same number or one more. Members that hold the most keep the extra one, to
     move as few as possible. Each member claims free partitions in its own order, to avoid conflicts.
     A partition that moves is not served for a moment: none does while there are free ones, or before the
-    members are `settled`, so that takeovers are not held up.
+    members are `settled`, so that takeovers do not wait for it.
     """
     held = Counter(holders.values())
     ranking = sorted({*members, member}, key=lambda name: (-held[name], name))
