@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from aggregator.support import fleet, source, step
-from aggregator.test_exact_steps import DDP, Op, Timeline
+from aggregator.test_exact_steps import DDP, FSDP, Op, Timeline
 
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import JobData
@@ -49,6 +49,27 @@ def played(
     for _, record in sorted(records, key=lambda one: one[0]):
         made.apply([record], source())
     return made, timeline
+
+
+def test_lines_of_several_steps_say_how_many_micro_batches_one_has_whatever_pauses_show() -> None:
+    # The host pauses at each fourth micro-batch, and the optimizer runs after each sixth.
+    timeline = Timeline()
+    for number in range(40 * 6):
+        timeline.step([FSDP], pause_us=20_000 if number % 6 == 5 else 15_000 if number % 4 == 3 else 1_000)
+    ends_s = [end / 1e6 for end in timeline.ends_us[5::6]]
+    records: list[tuple[float, Record]] = [(one.end_unix_ns / 1e9, one) for one in timeline.records()]
+    for number in range(5, 41, 5):
+        time_s = ends_s[number - 1] + 0.003
+        records.append((time_s, step(number, job="job", time_s=time_s, step_time_s=1.0, steps_covered=5)))
+    made = fleet()
+    for _, record in sorted(records, key=lambda one: one[0]):
+        made.apply([record], source())
+
+    within = snapshot(made).within_lines
+    assert within is not None
+    assert within.pace.per_step == pytest.approx(6 * 17)
+    assert within.pace.doubt is None
+    assert within.steps.time_unix_s == pytest.approx([ends_s[n - 1] for n in within.steps.step], abs=0.02)
 
 
 def snapshot(made: Fleet) -> JobData:

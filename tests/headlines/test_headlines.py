@@ -339,3 +339,13 @@ def test_the_summary_of_a_job_that_is_over_names_what_cost_it_most(
     assert watched.right_at_end
     if cost_ratio is not None:
         assert watched.end.gain_ratio == pytest.approx(cost_ratio, abs=0.1)
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random6")], indirect=True)
+def test_a_slow_rank_stays_named_where_lines_of_five_steps_say_how_many_micro_batches_one_has(
+    watched: Watched,
+) -> None:
+    (host,) = [one for one in watched.of_phases if one.phase.fault == "host"]
+    assert host.named_after_s is not None
+    assert not watched.false_blame
+    assert watched.flips == 0

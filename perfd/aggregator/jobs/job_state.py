@@ -188,6 +188,8 @@ class JobState:
             self.steps = StepRows(self._limits.steps_per_job)
             self.attempts.forget_logs()
         event = None
+        if line.steps_covered > 1 and line.time_unix_ns is not None and not source.late:
+            self.operation_steps.line_of_several(line.step, line.time_unix_ns / 1e9)
         if not source.late:
             self.logs.works(source.now_s)
             if self._begins_again(line) or not self.steps.same_line(line):

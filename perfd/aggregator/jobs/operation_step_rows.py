@@ -33,6 +33,7 @@ class OperationStepRows:
         self._found = OperationSteps()
         self._rows = StepRows(limit)
         self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
+        self._timed: deque[tuple[int, float]] = deque(maxlen=_LINES)
         self._as_the_log = False
         """Whether lines have shown that its steps are those of the log."""
         self._of_log = 1
@@ -112,6 +113,13 @@ class OperationStepRows:
             self._lines.clear()
             self._of_log = round(1 / together)
             self._as_the_log = self._recounted = True
+
+    def line_of_several(self, step: int, unix_s: float) -> None:
+        """Add a line of the log that times several steps: operations count the steps between two of them."""
+        if self._timed and step <= self._timed[-1][0]:
+            self._timed.clear()
+        self._timed.append((step, unix_s))
+        self._found.lines = tuple(self._timed)
 
     def _together(self) -> float | None:
         """How many steps by operations are one of the log's, or which part of one is; None if not certain."""

@@ -43,6 +43,12 @@ _REPEATS_TO_RECOUNT = _HELD_PAUSES
 """What has not shown by then, in as many pauses as are compared, comes from something else: a loader that is
 slow for a while looks like steps of 10 micro-batches where a loop waits for its GPU every 10 to print."""
 
+_FEWEST_LINES, _FEWEST_LINE_STEPS = 3, 10
+"""Lines of several steps, and steps between the first and the last, that say how many repeats one has: a line
+comes up to a tenth of a step sooner or later than others, and one repeat may be counted to either side."""
+_UNSURE = 0.3
+"""How far from a whole number they may then seem. Chosen."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
@@ -109,6 +115,10 @@ class ExactSteps:
         """What had moved of the next step where the first row began."""
         self._settled = False
         """Whether the job's log counts as this does."""
+        self.lines: Sequence[tuple[int, float]] = ()
+        """Steps of the log's newest lines of several steps, and when they came, in seconds."""
+        self._seen_at: dict[int, int] = {}
+        """By step of such a line, the operations until then."""
         self._held = NewestColumns(4, _HELD_PAUSES)
         """Of the newest repeats: operations until then, begin, end and lead of the pause after it."""
 
@@ -134,13 +144,19 @@ class ExactSteps:
         operations = self.stream.repeating(cycle)
         if operations is None or len(operations) < 2 * cycle.large:
             return FoundSteps()
-        began_alike = self._began_alike(cycle)
-        if began_alike:
+        anew = self._began_alike(cycle)
+        if anew:
             self.newest = None
         self._large = cycle.large
         cuts = self._cuts(operations, cycle)
         found, last, doubt = self._of_step(cuts, pace, gathers, others)
-        if self._keeps_count(found, cycle):
+        by_lines = self._by_lines(cuts, cycle)
+        # Pauses that show another number than the log come from something else.
+        if by_lines is not None and found not in {None, by_lines}:
+            if by_lines != (self.repeats or 1) and self.newest is not None:
+                self.newest, anew = None, True
+            (found, last), doubt = self._placed(cuts, by_lines), None
+        elif self._keeps_count(found, cycle):
             (found, last), doubt = self._placed(cuts, self.repeats), self.doubt
         if self._settled:
             doubt = None
@@ -150,10 +166,8 @@ class ExactSteps:
         few = len(cuts) < _REPEATS_IN_DOUBT and not self.stream.full and not ended
         if found is None and few and self.newest is None:
             return FoundSteps()
-        anew = self.newest is not None and (found or 1) != (self.repeats or 1)
-        if anew:
-            self.newest = None
-        anew = anew or began_alike
+        if self.newest is not None and (found or 1) != (self.repeats or 1):
+            self.newest, anew = None, True
         self.repeats, self.doubt = found, doubt
         ends = cuts.each(last, found or 1)
         rows = self._rows(job, ends, cycle, found or 1, ended=ended)
@@ -165,6 +179,24 @@ class ExactSteps:
         if self.newest is None or (found or 1) == (self.repeats or 1):
             return False
         return self._settled or self.stream.seen >= _REPEATS_TO_RECOUNT * cycle.operations
+
+    def _by_lines(self, cuts: _Cuts, cycle: Cycle) -> int | None:
+        """How many repeats a step has by the log's lines; None where too few of them were held to be sure."""
+        ends_us, seen = cuts.last.end_us, cuts.last.seen
+        for step, unix_s in self.lines:
+            if step not in self._seen_at and ends_us[0] <= unix_s * 1e6 <= ends_us[-1]:
+                self._seen_at[step] = int(seen[np.searchsorted(ends_us, unix_s * 1e6)])
+        of_lines = [(step, self._seen_at[step]) for step, _ in self.lines if step in self._seen_at]
+        self._seen_at = dict(of_lines)
+        if len(of_lines) < _FEWEST_LINES or of_lines[-1][0] - of_lines[0][0] < _FEWEST_LINE_STEPS:
+            return None
+        steps, operations = np.array(of_lines).T
+        each = np.diff(operations) / np.diff(steps) / cycle.operations
+        overall = float(operations[-1] - operations[0]) / (steps[-1] - steps[0]) / cycle.operations
+        whole = round(overall)
+        # Each line by itself is less exact than all together.
+        alike = bool((np.abs(each - whole) <= 2 * _UNSURE).all())
+        return whole if whole >= 1 and abs(overall - whole) <= _UNSURE and alike else None
 
     def _began_alike(self, cycle: Cycle) -> bool:
         """Whether what repeated before was a part of this: this repeats since the first operation."""

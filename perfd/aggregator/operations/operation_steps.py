@@ -81,6 +81,7 @@ class OperationSteps:
         self._paced: StepPace | None = None
         """At the newest search."""
         self._exact: ExactSteps | None = None
+        self.lines: Sequence[tuple[int, float]] = ()  # As of `ExactSteps`.
         self._recounted = False
         """Whether each of the steps shown so far is only a part of one."""
 
@@ -219,6 +220,7 @@ class OperationSteps:
             for one in self._streams.values()
             if one is not stream and one.sizes.max(initial=0.0) > _SCALAR_BYTES
         ]
+        self._exact.lines = self.lines
         found = self._exact.look(job, replace(paced, cycle=cycle), gathers, others, ended=ended)
         newest = self._exact.newest
         if anew or (self._recounted and found.rows):
