@@ -206,7 +206,7 @@ class Agent:
             self._batch_thread.join()
         if self._captures is not None:
             self._captures.stop()
-        self._batcher.add(last)
+        self._queue(last)
         self.flush()
         self._uplink.stop(_FLUSH_TIMEOUT_S, reason)
         if self._http is not None:
@@ -254,7 +254,7 @@ class Agent:
         if self._stopping.is_set():
             # A closed spool takes nothing, so the outcome would be lost.
             raise InterruptedError("The agent is being stopped.")
-        self._batcher.store([record], self._clock.unix_ns())
+        self._batcher.store(record, self._clock.unix_ns())
         self._uplink.notify()
 
     def metrics(self) -> bytes:
@@ -289,7 +289,7 @@ class Agent:
             now_s = time.monotonic()
             if schedule.due(now_s):
                 schedule.take(now_s)
-            self._batcher.add(self._runner.hanging(self._clock.monotonic_s()))
+            self._queue(self._runner.hanging(self._clock.monotonic_s()))
             # Whatever came meanwhile may have ended the quiet.
             batch_s = self._pace.interval_s(now_s, capturing=capturing)
             if crowded or now_s - flush_s > batch_s - interval_s / 2 or batch_s <= interval_s:
@@ -298,7 +298,12 @@ class Agent:
 
     def _report_origin(self) -> None:
         if self._origin is not None:
-            self._batcher.add([self._origin])
+            self._queue([self._origin])
+
+    def _queue(self, records: Sequence[Record]) -> None:
+        """Queue records of the agent itself."""
+        if (refused := self._batcher.add(records)) is not None:
+            log.warning("A record of the agent cannot be sent.", extra={"reason": str(refused)})
 
     def _serve_metrics(self, request: Request) -> Response:
         page = metrics_page(self._registry, request.headers)

@@ -26,14 +26,8 @@ from google.protobuf.message import DecodeError, Message
 from perfd import model
 from perfd.errors import BatchError, WireError
 from perfd.model import AgentMessage, AggregatorMessage, Batch, Record, SampleTable
-from perfd.protobuf_encoding import BYTES, VARINT, read_tag, read_varint, skip_value
-from perfd.wire.sample_tables import (
-    TooLongError,
-    UnknownKindError,
-    decode_table,
-    encode_table,
-    enum_by_name,
-)
+from perfd.protobuf_encoding import BYTES, VARINT, read_tag, read_varint, skip_value, varint
+from perfd.wire.sample_tables import TooLongError, UnknownKindError, decode_table, encode_table, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)
@@ -241,23 +235,20 @@ HELLO = _ENVELOPES[pb.AgentMessage]["hello"]
 _RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
 _PLACE = {one.kind: (kind, field) for kind, structs in _ENVELOPES.items() for field, one in structs.items()}
 _DecodeTable = Callable[[bytes], SampleTable]
+_Message = AgentMessage | AggregatorMessage
+_Envelope = pb.AgentMessage | pb.AggregatorMessage
 
 
-def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.AggregatorMessage:
-    """The envelope that carries `message`; raises `WireError` when a field does not fit."""
-    kind = type(message)
+def to_wire(message: _Message) -> _Envelope:
+    """The envelope that carries `message`, no batch; raises `WireError` when a field does not fit."""
     try:
-        if isinstance(message, Batch):
-            return pb.AgentMessage(batch=batch_to_wire(message))
-        envelope, field = _PLACE[kind]
-        return envelope(**cast("Any", {field: _ENVELOPES[envelope][field].to_wire(message)}))
+        envelope, name = _PLACE[type(message)]
+        return envelope(**cast("Any", {name: _ENVELOPES[envelope][name].to_wire(message)}))
     except (TypeError, ValueError, KeyError, OverflowError) as error:
-        raise WireError(f"A {kind.__name__} cannot be sent: {error}.") from error
+        raise WireError(f"A {type(message).__name__} cannot be sent: {error}.") from error
 
 
-def from_wire(
-    envelope: pb.AgentMessage | pb.AggregatorMessage, tables: _DecodeTable = decode_table
-) -> AgentMessage | AggregatorMessage | None:
+def from_wire(envelope: _Envelope, tables: _DecodeTable = decode_table) -> _Message | None:
     """The message in an envelope, its tables decoded by `tables`; None for a kind from a newer peer."""
     field = envelope.WhichOneof("message")
     if field is None:
@@ -270,13 +261,16 @@ def from_wire(
             raise BatchError(str(error), sequence=batch.sequence) from error
     struct = _ENVELOPES[type(envelope)][field]
     try:
-        return cast("AgentMessage | AggregatorMessage", struct.from_wire(getattr(envelope, field)))
+        return cast("_Message", struct.from_wire(getattr(envelope, field)))
     except UnknownKindError:
         return None
 
 
-def encode_message(message: AgentMessage | AggregatorMessage) -> bytes:
-    """The bytes of `message` in its envelope."""
+def encode_message(message: _Message, encoded: Iterable[bytes] = ()) -> bytes:
+    """The bytes of `message` in its envelope; raises `WireError`. `encoded` is as in `batch_bytes`."""
+    if isinstance(message, Batch):
+        data = batch_bytes(message, encoded)
+        return varint(_BATCH << 3 | BYTES) + varint(len(data)) + data
     return to_wire(message).SerializeToString()
 
 
@@ -294,15 +288,30 @@ def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
     return cast("AggregatorMessage | None", from_wire(parse(pb.AggregatorMessage, data)))
 
 
-def check(record: Record) -> None:
-    """Raise `WireError` with the reason if `record` cannot be sent."""
+def encode_record(record: Record) -> bytes:
+    """A record as it is in a batch; raises `WireError` with the reason if it cannot be sent."""
     try:
         if isinstance(record, SampleTable):
-            encode_table(record)
-        else:
-            _record_to_wire(record)
+            return pb.Batch(samples=[encode_table(record)]).SerializeToString()
+        if (name := _RECORD_FIELD.get(type(record))) is None:
+            raise WireError(f"{type(record).__name__} is not a known type of record; see perfd/model/.")
+        batch = pb.Batch()
+        batch.records.add(**cast("Any", {name: _RECORDS[name].to_wire(record)}))
+        return batch.SerializeToString()
     except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise WireError(f"A {type(record).__name__} cannot be sent: {error}.") from error
+
+
+def encode_records(records: Iterable[Record]) -> tuple[list[tuple[Record, bytes]], WireError | None]:
+    """The records that can be sent, each with its bytes, and why the first of the others cannot."""
+    encoded: list[tuple[Record, bytes]] = []
+    refused: WireError | None = None
+    for record in records:
+        try:
+            encoded.append((record, encode_record(record)))
+        except WireError as error:
+            refused = refused or error
+    return encoded, refused
 
 
 def check_record_count(agent_message: bytes) -> None:
@@ -324,8 +333,7 @@ def check_record_count(agent_message: bytes) -> None:
                 records = _counted(agent_message, position, end, records)
             position = end
     except IndexError:
-        # It ends too early, which decoding it says in words.
-        return
+        return  # It ends too early, which decoding it says in words.
     except ValueError as error:
         raise WireError(str(error)) from error
 
@@ -344,15 +352,14 @@ def _counted(data: bytes, position: int, end: int, records: int) -> int:
     return records
 
 
-def batch_to_wire(batch: Batch) -> pb.Batch:
-    """The message of a batch; raises what encoding a record does."""
-    return pb.Batch(
-        sequence=batch.sequence,
-        sent_unix_ns=batch.sent_unix_ns,
-        dropped_records=batch.dropped_records,
-        samples=[encode_table(record) for record in batch.records if isinstance(record, SampleTable)],
-        records=[_record_to_wire(record) for record in batch.records if not isinstance(record, SampleTable)],
-    )
+def batch_bytes(batch: Batch, encoded: Iterable[bytes] = ()) -> bytes:
+    """A batch without envelope; `encoded` records by `encode_record` follow its own. Raises `WireError`."""
+    sent, dropped = batch.sent_unix_ns, batch.dropped_records
+    try:
+        head = pb.Batch(sequence=batch.sequence, sent_unix_ns=sent, dropped_records=dropped)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise WireError(f"A Batch cannot be sent: {error}.") from error
+    return b"".join((head.SerializeToString(), *map(encode_record, batch.records), *encoded))
 
 
 def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
@@ -376,13 +383,6 @@ def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
         unknown_records=unknown,
         cut=cut,
     )
-
-
-def _record_to_wire(record: Record) -> pb.Record:
-    field = _RECORD_FIELD.get(type(record))
-    if field is None:
-        raise WireError(f"{type(record).__name__} is not a known type of record; see perfd/model/.")
-    return pb.Record(**cast("Any", {field: _RECORDS[field].to_wire(record)}))
 
 
 def _record_from_wire(message: pb.Record, cut: Counter[str]) -> Record:

@@ -9,14 +9,15 @@ from mmap import mmap
 from typing import Any, cast
 
 from google.protobuf.message import DecodeError
-from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
+from google.protobuf.proto import parse_length_prefixed
 
 from perfd.errors import WireError
 from perfd.model import AgentMessage, Batch, Hello
+from perfd.protobuf_encoding import varint
 from perfd.wire.convert import (
     HELLO,
+    batch_bytes,
     batch_from_wire,
-    batch_to_wire,
     check_record_count,
     from_wire,
     parse,
@@ -87,12 +88,8 @@ def decode_published(data: bytes) -> Published:
 
 def encode_batch(batch: Batch) -> bytes:
     """A length-prefixed batch, as stored in files; raises `WireError`."""
-    data = BytesIO()
-    try:
-        serialize_length_prefixed(batch_to_wire(batch), data)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise WireError(f"A Batch cannot be encoded: {error}.") from error
-    return data.getvalue()
+    data = batch_bytes(batch)
+    return varint(len(data)) + data
 
 
 def decode_batch(data: BytesIO | mmap) -> Batch | None:

@@ -154,3 +154,13 @@ def test_a_bookmark_of_records_that_cannot_be_sent_is_kept(spool: Spool) -> None
     batcher.add(steps(1))
     batcher.flush(2)
     assert spool.bookmarks() == {"log": "line 1"}
+
+
+def test_a_record_that_cannot_be_sent_is_left_out_and_the_first_reason_is_returned(spool: Spool) -> None:
+    batcher = Batcher(spool)
+    bad = [TrainingStep(job="a", step=-1), TrainingStep(job="\udcff", step=1)]
+    refused = batcher.add([*steps(1), *bad, *steps(1, first=2)])
+    batcher.flush(1)
+    assert "-1" in str(refused)
+    assert batches(spool)[0].records == steps(2)
+    assert batcher.add(steps(1)) is None

@@ -225,3 +225,12 @@ def test_a_collector_that_cannot_be_closed_is_closed_all_the_same() -> None:
     one.run_once(0.0)
     one.close()
     one.close()
+
+
+def test_a_record_that_fails_in_an_unforeseen_way_leaves_the_collector_running() -> None:
+    odd = SampleTable(scope="moon", times_unix_ns=[], entities=[], columns={})  # type: ignore[arg-type]
+    results = iter([[odd], steps(1)])
+    one = task(lambda: next(results))
+    one.run_once(0.0)
+    assert one.state.success is False
+    assert steps(1)[0] in one.run_once(1.0)

@@ -14,7 +14,7 @@ from perfd.errors import PerfdError
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.tables import TABLES, tables_of
-from perfd.wire.convert import check
+from perfd.wire.convert import encode_record
 from tests.support.traces import Op, kineto
 
 
@@ -125,4 +125,4 @@ def read_datagram(data: bytes) -> None:
         return
     description = description_of(message, "j")
     for record in [*records_of([message], "j"), *([] if description is None else [description])]:
-        check(record)
+        encode_record(record)

@@ -37,7 +37,7 @@ from perfd.rules.promql.compiler import compile_query
 from perfd.rules.series_store import SeriesStore
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.readers.trace_files import read_traces
-from perfd.wire.convert import check, decode_agent_message, encode_message
+from perfd.wire.convert import decode_agent_message, encode_message, encode_record
 from perfd.wire.sample_tables import TableReader, decode_table
 from tests.support.traces import NsysExport
 
@@ -100,7 +100,7 @@ def read_segment(data: bytes) -> None:
                 reader.read()
                 numbers = ranks.number({path: reader}, {path: reader.process.pid}).get(path, NO_RANKS)
                 for record in reader.report("j", round((_START_S + second) * 1e9), 1_000, numbers):
-                    check(record)
+                    encode_record(record)
         finally:
             opened.close()
 

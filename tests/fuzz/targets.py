@@ -60,7 +60,7 @@ from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.hlo_module import read_module
 from perfd.trace.roofline.hlo_step import step_work
 from perfd.trace.roofline.ncu_csv import read_csv
-from perfd.wire.convert import check, decode_agent_message
+from perfd.wire.convert import decode_agent_message, encode_record
 from tests.fuzz.capture_targets import (
     hook_datagram,
     kineto_trace,
@@ -192,7 +192,7 @@ def _in_file(name: str, read: Callable[[Path], object]) -> Callable[[bytes], obj
 
 def _flight(data: bytes) -> None:
     for record in read_dump(data, job="j", rank=0, read_unix_ns=1):
-        check(record)
+        encode_record(record)
 
 
 def _metric_file(name: str) -> Callable[[bytes], object]:
@@ -205,7 +205,7 @@ def _metric_file(name: str) -> Callable[[bytes], object]:
             parser.feed(data[at : at + 1000], 1_700_000_000_000_000_000 + at)
         parser.flush(1_800_000_000_000_000_000)
         for record in job.out.take(1):
-            check(record)
+            encode_record(record)
 
     return run
 
@@ -222,14 +222,14 @@ def _run_file() -> bytes:
 def _inspector(data: bytes) -> None:
     operations = list(InspectorLines().feed(data))
     for record in reduce_inspected(operations, job="j", rank=1, start_unix_ns=0, end_unix_ns=1):
-        check(record)
+        encode_record(record)
 
 
 def _pod_resources(data: bytes) -> None:
     allocatable_gpus(AllocatableResourcesResponse.FromString(data))
     answer = ListPodResourcesResponse.FromString(data)
     dynamic_gpu_claims(answer)
-    check(GpuAllocations(devices=gpu_allocations(answer)))
+    encode_record(GpuAllocations(devices=gpu_allocations(answer)))
 
 
 def _recording(path: Path) -> None:

@@ -173,7 +173,7 @@ def test_capture_tools_that_are_unknown_here_are_left_out_of_a_hello() -> None:
 def test_a_table_with_a_short_column_is_refused_both_ways() -> None:
     table = SampleTable(scope=Scope.GPU, times_unix_ns=[1], entities=["0"], columns={"power_w": [1.0, 2.0]})
     with pytest.raises(WireError, match="'power_w' of a table has 2 values for 1 rows"):
-        convert.check(table)
+        convert.encode_record(table)
     message = pb.Batch()
     wire_table = pb.SampleTable(scope=pb.SCOPE_GPU, times_unix_ns=bytes(8), entities=["0"], entity_of_row=[0])
     wire_table.columns.add(metric="power_w", values=bytes(16))
@@ -226,4 +226,4 @@ def test_a_column_that_comes_twice_is_refused() -> None:
 )
 def test_a_record_that_does_not_fit_is_refused_before_it_is_queued(record: Any) -> None:
     with pytest.raises(WireError):
-        convert.check(record)
+        convert.encode_record(record)

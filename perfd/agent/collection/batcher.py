@@ -8,6 +8,8 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -28,10 +30,12 @@ MAX_PENDING_RECORDS = 100_000
 _FLUSH_EARLY_AT = MAX_PENDING_RECORDS // 4
 _SPLIT_ABOVE_BYTES = 1024 * 1024
 """A batch of several records is divided above it, far below what gRPC and NATS take as one message."""
+_HEAD_BYTES = 64
+"""More than a batch takes besides its records: four numbers of ten bytes at most, and their tags."""
 
 
 class Batcher:
-    """A bounded queue of records, flushed into batches. `add` may be called from any thread.
+    """A bounded queue of encoded records, flushed into batches. `add` may be called from any thread.
 
     `pace` learns of records as they come: they may be what the next batch must not wait for.
     """
@@ -49,7 +53,7 @@ class Batcher:
         self._spool = spool
         self._pace = pace
         self._taps = list(taps)
-        self._pending: deque[Record] = deque()
+        self._pending: deque[tuple[Record, bytes]] = deque()
         self._bookmarks: dict[str, str] = {}
         self._max_pending = max_pending
         self._lock = threading.Lock()
@@ -61,16 +65,20 @@ class Batcher:
         """Records dropped since the start, in this queue and in the spool."""
         return self._dropped_records + self._spool.stats().dropped_records
 
-    def add(self, records: Sequence[Record], bookmarks: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Queue records; if there are too many, the oldest are dropped and counted.
+    def add(
+        self, records: Sequence[Record], bookmarks: Mapping[str, str] = MappingProxyType({})
+    ) -> WireError | None:
+        """Queue the records that can be sent; returns why the first of the others cannot.
 
-        `bookmarks`, by collector, are stored together with them.
+        If there are too many, the oldest are dropped and counted. `bookmarks`, by collector, are stored
+        together with them.
         """
+        encoded, refused = convert.encode_records(records)
         if self._pace is not None:
             # Real time paces batches, also where the records' clock is a virtual one.
-            self._pace.take(records, time.monotonic())
+            self._pace.take([record for record, _ in encoded], time.monotonic())
         with self._lock:
-            self._pending.extend(records)
+            self._pending.extend(encoded)
             self._bookmarks.update(bookmarks)
             while len(self._pending) > self._max_pending:
                 self._pending.popleft()
@@ -78,6 +86,7 @@ class Batcher:
             crowded = len(self._pending) >= _FLUSH_EARLY_AT
         if crowded:
             self._crowded.set()
+        return refused
 
     def wait(self, timeout_s: float) -> bool:
         """Return after `timeout_s`, or earlier and true if the queue is so full that a flush cannot wait."""
@@ -94,18 +103,24 @@ class Batcher:
         """
         with self._lock:
             self._crowded.clear()
-            records = list(self._pending)
+            encoded = list(self._pending)
             self._pending.clear()
             bookmarks, self._bookmarks = self._bookmarks, {}
-        if not records:
+        if not encoded:
             return None
-        merged = merge_tables(records)
+        merged = merge_tables(record for record, _ in encoded)
         self._hand_to_taps(merged)
-        return self._store(merged, bookmarks, now_unix_ns)
+        if len(merged) < len(encoded):
+            known = {id(record): data for record, data in encoded}
+            encoded = [(one, known.get(id(one)) or convert.encode_record(one)) for one in merged]
+        return self._store(encoded, bookmarks, now_unix_ns)
 
-    def store(self, records: Sequence[Record], now_unix_ns: int) -> None:
-        """Put records into the spool now, bypassing the queue and the other consumers."""
-        self._store(records, {}, now_unix_ns)
+    def store(self, record: Record, now_unix_ns: int) -> None:
+        """Put a record into the spool now, bypassing the queue and the other consumers."""
+        encoded, refused = convert.encode_records([record])
+        if refused is not None:
+            self._drop(record, str(refused))
+        self._store(encoded, {}, now_unix_ns)
 
     def _hand_to_taps(self, records: Sequence[Record]) -> None:
         for tap in list(self._taps):
@@ -117,33 +132,45 @@ class Batcher:
                     "A consumer of records failed and gets no more.", extra={"reason": str(error)}
                 )
 
-    def _store(self, records: Sequence[Record], bookmarks: Mapping[str, str], now_unix_ns: int) -> int | None:
-        dropped_records = self.dropped_records
-        limit = min(self._max_message_bytes, _SPLIT_ABOVE_BYTES if len(records) > 1 else MAX_MESSAGE_BYTES)
-
-        def encode(sequence: int) -> bytes:
+    def _store(
+        self, encoded: Sequence[tuple[Record, bytes]], bookmarks: Mapping[str, str], now_unix_ns: int
+    ) -> int | None:
+        """Append to the spool, as several batches where one would be too long; returns the last sequence."""
+        batches: list[list[bytes]] = []
+        size = 0
+        for record, data in encoded:
+            if len(data) + _HEAD_BYTES > min(self._max_message_bytes, MAX_MESSAGE_BYTES):
+                self._drop(record, f"It has {len(data)} bytes.")
+                continue
+            size += len(data)
+            if not batches or size + _HEAD_BYTES > min(self._max_message_bytes, _SPLIT_ABOVE_BYTES):
+                batches.append([])
+                size = len(data)
+            batches[-1].append(data)
+        sequence = None
+        for records in batches:
             batch = Batch(
-                sequence=sequence, sent_unix_ns=now_unix_ns, records=records, dropped_records=dropped_records
+                sequence=0, sent_unix_ns=now_unix_ns, records=(), dropped_records=self.dropped_records
             )
-            data = convert.encode_message(batch)
-            if len(data) > limit:
-                raise WireError(f"A batch has {len(data)} bytes; the limit is {limit}.")
-            return data
+            sequence = self._spool.append(
+                partial(_numbered, batch, records),
+                records=len(records),
+                bookmarks=bookmarks if records is batches[-1] else {},
+            )
+        if not batches:
+            self._spool.keep_bookmarks(bookmarks)
+        return sequence
 
-        try:
-            return self._spool.append(encode, records=len(records), bookmarks=bookmarks)
-        except WireError as error:
-            if len(records) == 1:
-                self._dropped_records += 1
-                log.warning(
-                    "A record was dropped because it cannot be sent.",
-                    extra={"record": type(records[0]).__name__, "reason": str(error)},
-                )
-                self._spool.keep_bookmarks(bookmarks)
-                return None
-        middle = len(records) // 2
-        first = self._store(records[:middle], {}, now_unix_ns)
-        return self._store(records[middle:], bookmarks, now_unix_ns) or first
+    def _drop(self, record: Record, reason: str) -> None:
+        self._dropped_records += 1
+        log.warning(
+            "A record was dropped because it cannot be sent.",
+            extra={"record": type(record).__name__, "reason": reason},
+        )
+
+
+def _numbered(batch: Batch, records: Sequence[bytes], sequence: int) -> bytes:
+    return convert.encode_message(replace(batch, sequence=sequence), records)
 
 
 def merge_tables(records: Iterable[Record]) -> list[Record]:

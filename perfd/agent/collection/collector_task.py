@@ -18,8 +18,11 @@ from perfd.wire import convert
 
 log = logging.getLogger(__name__)
 
-Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], None]
-"""Takes a collector's records, and its bookmark by its name if it has one."""
+Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], WireError | None]
+"""Takes a collector's records that can be sent, and its bookmark by its name if it has one.
+
+Returns why the first of the other records cannot be sent.
+"""
 
 SHORTEST_INTERVAL_S = 0.1
 """More readings would cost the job more than they show. Chosen."""
@@ -100,23 +103,30 @@ class CollectorTask:
             ) from error
 
     def run_once(self, now_s: float) -> Sequence[Record]:
-        """The collector's records at `now_s`, and its health when that is due.
+        """The collector's records at `now_s`, and its health when that is due; as `deliver_due`."""
+        found: list[Record] = []
 
-        Never raises. Empty while a missing source is not retried yet.
-        """
-        if self._state.finished or now_s < self._retry_at_s:
-            return ()
-        self._state = dataclasses.replace(self._state, running_since_s=now_s)
-        started_s = self._settings.clock.monotonic_s()
-        records, error = self._attempt(now_s)
-        duration_s = self._settings.clock.monotonic_s() - started_s
-        return [*records, *self._conclude(error, duration_s, now_s)]
+        def keep(records: Sequence[Record], _bookmarks: Mapping[str, str]) -> WireError | None:
+            sendable, refused = convert.encode_records(records)
+            found.extend(record for record, _ in sendable)
+            return refused
+
+        self.deliver_due(keep, now_s)
+        return found
 
     def deliver_due(self, deliver: Deliver, now_s: float) -> None:
-        """Pass what `run_once` gives, and the read position after it, to `deliver`."""
-        if records := self.run_once(now_s):
-            text = self.bookmark.text
-            deliver(records, {} if text is None else {self.name: text})
+        """Pass the collector's records at `now_s` and its read position after them to `deliver`.
+
+        And its health when that is due. Never raises. Nothing while a missing source is not retried yet.
+        """
+        if self._state.finished or now_s < self._retry_at_s:
+            return
+        self._state = dataclasses.replace(self._state, running_since_s=now_s)
+        started_s = self._settings.clock.monotonic_s()
+        error = self._attempt(deliver, now_s)
+        duration_s = self._settings.clock.monotonic_s() - started_s
+        if health := self._conclude(error, duration_s, now_s):
+            deliver(health, self._bookmarks())
 
     def announce_end(self) -> None:
         """Announce to the collector that its next call is the last; from any thread."""
@@ -137,16 +147,20 @@ class CollectorTask:
         except Exception:
             log.warning("A collector could not be closed.", extra={"collector": self.name}, exc_info=True)
 
-    def _attempt(self, now_s: float) -> tuple[list[Record], Exception | None]:
+    def _bookmarks(self) -> Mapping[str, str]:
+        return {} if self.bookmark.text is None else {self.name: self.bookmark.text}
+
+    def _attempt(self, deliver: Deliver, now_s: float) -> Exception | None:
         try:
             if self._collector is None:
                 self._collector = self._create()
             self._failed_opens = 0
-            return _sendable(self._collector.collect())
+            records = list(self._collector.collect())
+            return deliver(records, self._bookmarks()) if records else None
         except Exception as error:  # noqa: BLE001  (the boundary that isolates collectors from the agent)
             if isinstance(error, Unavailable) or self._collector is None:
                 self._source_gone(error, now_s)
-            return [], error
+            return error
 
     def _create(self) -> Collector:
         return self._spec.create(self._options, self._settings)
@@ -229,20 +243,6 @@ def _options(spec: CollectorSpec, config: CollectorConfig) -> object:
         place = f"collectors.{spec.name}.options"
         unknown = "\n".join(f"{place}: {key.sentence}" for key in unknown_keys(config.options, spec.options))
         raise ConfigError(unknown or f"{place}: {error}") from error
-
-
-def _sendable(records: Sequence[Record]) -> tuple[list[Record], Exception | None]:
-    """The records that fit the wire, and why the first of the others does not."""
-    good: list[Record] = []
-    first_error: Exception | None = None
-    for record in records:
-        try:
-            convert.check(record)
-        except WireError as error:
-            first_error = first_error or error
-        else:
-            good.append(record)
-    return good, first_error
 
 
 def _sentence(error: Exception) -> str:
