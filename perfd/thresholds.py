@@ -78,6 +78,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     host_remote_numa_ratio: float
     host_contention_cost_ratio: float
     late_hosts_compute_ratio: float
+    late_hosts_waiting_compute_ratio: float
     late_hosts_idle_ratio: float
     late_hosts_waiting_ratio: float
     tensor_wait_ratio: float

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from benchmarks.headlines.truth import Phase, Truth
 from perfd.analysis.diagnosis import JobSummary
-from perfd.analysis.findings import Kind
+from perfd.analysis.findings import Finding, Kind
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
 
 STEADY_STEPS = 10
@@ -50,7 +50,8 @@ class Look:
     blamed: frozenset[int]
     """All ranks that a finding of a fault names, not only the headline's."""
     roles: frozenset[int]
-    """The ranks of a role that the headline names, such as the one that reads the data for all."""
+    """The ranks of a role that the headline names, such as the one that reads the data for all, or the only
+    ones whose hosts it says to be late."""
     blamed_gain_ratio: float | None
     """Of the first such finding."""
 
@@ -224,11 +225,14 @@ def _look(at_s: float, start_unix_s: float, summary: JobSummary) -> Look:
         blamed=frozenset(
             int(culprit.id) for finding in blaming for culprit in finding.culprits if culprit.kind == "rank"
         ),
-        roles=frozenset(
-            headline.ranks if any(culprit.kind in _ROLES for culprit in headline.culprits) else ()
-        ),
+        roles=frozenset(headline.ranks if _is_of_role(headline) else ()),
         blamed_gain_ratio=next((finding.gain_ratio for finding in blaming), None),
     )
+
+
+def _is_of_role(headline: Finding) -> bool:
+    late_hosts = headline.kind is Kind.LATE_HOSTS and not headline.culprits
+    return late_hosts or any(culprit.kind in _ROLES for culprit in headline.culprits)
 
 
 class Timed(Protocol):
@@ -282,8 +286,8 @@ def _of_phase(
 
 
 def _names(look: Look, phase: Phase) -> bool:
-    """Of a slow host its role is enough, where no other rank has that one."""
-    if phase.fault in _SLOW_HOSTS and look.roles and not look.blamed:
+    """Of slow hosts or input their role is enough, where no other rank has that one."""
+    if phase.ranks and phase.fault in _SLOW_HOSTS | _SLOW_DATA and look.roles and not look.blamed:
         return look.roles == phase.ranks
     if phase.ranks:
         return look.blamed == phase.ranks

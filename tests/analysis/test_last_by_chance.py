@@ -138,6 +138,16 @@ def test_where_hosts_limit_a_job_the_one_that_stalls_by_little_is_not_named(
     assert blamed(summary(replace(data, gpu=gpu))) == named
 
 
+@pytest.mark.parametrize(("computing", "named"), [((0.3, 0.2), []), ((0.5, 0.3), [1])])
+def test_gpus_that_wait_in_nccl_for_hosts_have_no_work_either(
+    computing: tuple[float, float], named: list[int]
+) -> None:
+    """As in recording random24: a loop of FSDP whose hosts are late in turn, so that GPUs wait in NCCL."""
+    data = late_since(60, 0.16, 0.0, with_gpus=False, step_s=STEP_S / 4)
+    gpu = gpu_table(data.steps, {GpuColumn.SM_ACTIVE: computing, GpuColumn.BUSY: (1.0, 1.0)})
+    assert blamed(summary(replace(data, gpu=gpu))) == named
+
+
 def test_a_rank_that_stalls_is_named_before_threads_of_hosts_are_known() -> None:
     unknown = launches([[np.nan]] * 4, ranks=2)
     assert blamed(summary(replace(stalling(), launches=unknown))) == [1]

@@ -140,7 +140,29 @@ def test_several_ranks_that_each_read_their_own_data_are_not_named():
 
 
 def test_first_ranks_of_several_tensor_groups_may_all_read_data_and_are_not_named():
-    assert not summary(job(tp=2, idle=(True, False, True, False))).bottleneck.culprits
+    first = summary(job(tp=2, idle=(True, False, True, False))).bottleneck
+
+    assert not first.culprits
+    assert first.concerned_ranks == (0, 2)
+
+
+@pytest.mark.parametrize("pp", [1, 2])
+def test_other_ranks_of_several_tensor_groups_read_no_data_and_are_named_together(pp: int):
+    data = replace(
+        job(idle=(False, True, False, True)),
+        description=description(world_size=4, dp=2 // pp, tp=2, pp=pp),
+    )
+    first = summary(data).bottleneck
+
+    assert first.kind is Kind.STRAGGLER
+    assert [culprit.id for culprit in first.culprits] == [1, 3]
+
+
+@pytest.mark.parametrize(("ratio", "seen"), [(0.38, True), (0.42, False)])
+def test_gpus_that_wait_keep_some_multiprocessors_active_with_kernels_of_nccl(ratio: float, seen: bool):
+    more_s = ratio * (SINCE_S - BEFORE_S)
+    data = job(idle=(False, True, False, True), more_work_s=(more_s, 0, more_s, 0))
+    assert (Kind.LATE_HOSTS in kinds(data)) is seen
 
 
 @pytest.mark.parametrize(

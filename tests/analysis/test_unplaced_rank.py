@@ -116,6 +116,8 @@ def test_with_peers_it_is_blamed_once_hosts_would_show_and_others_wait_once(
     # More work of its GPU shows it at once.
     assert blaming(replace(late, longer_steps=gpus([0.1, 0.9], [1.0, 1.0])))
     assert blaming(replace(late, computing_more=frozenset({RANK})))
+    # Of several that do, another one computes less.
+    assert bool(blaming(replace(late, computing_more=frozenset({RANK, RANK + 1})))) is named
 
 
 @pytest.mark.parametrize(("gain", "named"), [(None, True), (0.0, False), (0.06, False), (0.2, True)])

@@ -81,9 +81,8 @@ def judge_late_hosts(
     late = idle.any() if waiting.any() else running.mean() <= THRESHOLDS.late_hosts_idle_ratio
     # All GPUs have less in the added time where they have higher clocks, because they idle more.
     less_work = computing < -THRESHOLDS.late_hosts_compute_ratio
-    other_work = (computing > THRESHOLDS.late_hosts_compute_ratio).any() or (
-        less_work.any() and not less_work.all()
-    )
+    most = np.where(waiting, THRESHOLDS.late_hosts_waiting_compute_ratio, THRESHOLDS.late_hosts_compute_ratio)
+    other_work = (computing > most).any() or (less_work.any() and not less_work.all())
     if not late or other_work or np.isnan([computing, running]).any():
         return None
     now, before = duration(longer.since_s), duration(longer.before_s)
@@ -104,6 +103,7 @@ def judge_late_hosts(
         kind=Kind.STRAGGLER if awaited else Kind.LATE_HOSTS,
         confidence=0.6,
         culprits=tuple(Culprit(kind="rank", id=rank) for rank in awaited),
+        ranks=() if awaited else longer.awaited_ranks,
         evidence=[took, who, *readers, *([] if awaited else [_UNKNOWN_WORK])],
         advice=advice.slow_host(*awaited) if awaited else advice.LATE_HOSTS,
         gain_ratio=longer.gain_ratio,
@@ -116,17 +116,20 @@ def judge_late_hosts(
 def _awaited(facts: JobEvidence, longer: LongerSteps) -> tuple[int, ...]:
     """The ranks that GPUs show all others to wait for; none if one of them may read data for others.
 
-    Those are the first and the last stage, the first ranks of tensor groups, and of a job of unknown
-    layout the first and the last rank. Where each rank reads its own data, slow input of all leaves several
-    idle, and others wait by chance: there one rank is named at most.
+    Those are the first ranks of tensor groups, without these the first and the last stage, and of a job of
+    unknown layout the first and the last rank. Where each rank reads its own data, slow input of all leaves
+    several idle, and others wait by chance: there one rank is named at most.
     """
     found, layout, ranks = longer.awaited_ranks, facts.parallel, len(longer.ranks)
-    stages, tensor = layout.pp or ranks, layout.tp or 1
+    if any(rank == facts.only_reader or rank in facts.readers for rank in found):
+        return ()
+    tensor = layout.tp or 1
+    if tensor > 1:
+        return () if any(rank % tensor == 0 for rank in found) else found
+    stages = layout.pp or ranks
     at_either_end = stages > 1 and any(rank * stages // ranks in {0, stages - 1} for rank in found)
-    of_groups = tensor > 1 and any(rank % tensor == 0 for rank in found)
-    reads = any(rank == facts.only_reader or rank in facts.readers for rank in found)
     each_reads = len(found) > 1 and (layout.pp or 1) == 1
-    return () if at_either_end or of_groups or reads or each_reads else found
+    return () if at_either_end or each_reads else found
 
 
 def _read(facts: JobEvidence) -> str:

@@ -129,7 +129,7 @@ def _by_its_gpu(facts: JobEvidence, slow: SlowRank) -> bool:
     """Whether GPUs show that rank to be slow: its own has more work, or idles while all others wait."""
     longer = facts.longer_steps
     if longer is None or abs(longer.since_step - slow.since_step) > _SAME_CHANGE_STEPS:
-        return slow.has_peers and slow.rank in facts.computing_more
+        return slow.has_peers and facts.computing_more == {slow.rank}
     works_more = (longer.computing_ratio[longer.ranks == slow.rank] >= _MORE_WORK).any()
     return bool(works_more) or longer.awaited_ranks == (slow.rank,)
 
