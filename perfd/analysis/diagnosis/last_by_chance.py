@@ -18,8 +18,9 @@ from perfd.model import GpuColumn
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
 _HOST_NOISE = 0.25
-"""Of the time in which hosts leave GPUs idle, by so much one may be slower by chance. Chosen: 0.21 in a healthy
-loop that samples a graph on its hosts (2 H100, 2026-11-25), 0.19 in two of FSDP (4 H100, 2026-11-26)."""
+"""Of the time in which hosts leave GPUs idle, by so much one may be slower by chance. Chosen: 0.21 in a
+healthy loop that samples a graph on its hosts (2 H100, 2026-11-25), 0.19 in two of FSDP (4 H100, 2026-11-26).
+"""
 _LASTS_S, _NOTABLE = 10.0, 0.1
 """A rank that costs a tenth of a step for longer is not slower by chance; one that costs less may be, as
 hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Chosen."""
