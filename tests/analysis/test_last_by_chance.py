@@ -143,7 +143,7 @@ def test_gpus_that_wait_in_nccl_for_hosts_have_no_work_either(
     computing: tuple[float, float], named: list[int]
 ) -> None:
     """As in recording random24: a loop of FSDP whose hosts are late in turn, so that GPUs wait in NCCL."""
-    data = late_since(60, 0.16, 0.0, with_gpus=False, step_s=STEP_S / 4)
+    data = late_since(60, 0.13, 0.0, with_gpus=False, step_s=STEP_S / 4)
     gpu = gpu_table(data.steps, {GpuColumn.SM_ACTIVE: computing, GpuColumn.BUSY: (1.0, 1.0)})
     assert blamed(summary(replace(data, gpu=gpu))) == named
 

@@ -174,3 +174,17 @@ def test_a_rank_whose_steps_are_shorter_than_when_it_was_found_first_is_not_over
     peers = replace(slow(1, gain=0.2, longer_for_s=None), confidence=0.8)
     said = played([([first], 1.0)] * 2 + [([peers], SINCE_S)] * 6 + [([NOTHING], SINCE_S)] * 3)
     assert {shown[0].kind for shown in said} == {Kind.STRAGGLER}
+
+
+@pytest.mark.parametrize(("newest_s", "most"), [(SINCE_S, GAIN), (0.5, 1 - BEFORE_S / 0.5)])
+def test_by_the_waits_of_peers_it_costs_no_more_than_steps_became_longer_by(
+    newest_s: float, most: float
+) -> None:
+    by_peers = slow(1, gain=0.6, longer_for_s=None)
+    (found, beside) = played([*[([slow(1)], SINCE_S)] * 6, ([by_peers, HOST], newest_s)])[-1]
+
+    assert found.gain_ratio == pytest.approx(most)
+    assert found.evidence[-1].startswith("Steps took 300.0 ms before, so that it costs")
+    assert beside is HOST
+    less = slow(1, gain=0.2, longer_for_s=None)
+    assert played([*[([slow(1)], SINCE_S)] * 6, ([less], newest_s)])[-1] == [less]

@@ -18,9 +18,11 @@ from perfd.model import GpuColumn
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
 _HOST_NOISE = 0.25
-"""Of the time in which hosts leave GPUs idle, by so much one may be slower by chance. Chosen: 0.21 in a
-healthy loop that samples a graph on its hosts (2 H100, 2026-11-25), 0.19 in two of FSDP (4 H100, 2026-11-26).
-"""
+"""Of the time in which hosts leave the idlest GPU idle, by so much one may be slower by chance. Chosen: 0.21
+in a healthy loop that samples a graph on its hosts (2 H100, 2026-11-25)."""
+_LITTLE_WORK = 0.2
+"""Of the time in which no GPU computes, the same. Chosen: 0.13 to 0.19 in two loops of FSDP (4 H100,
+2026-11-26)."""
 _LASTS_S, _NOTABLE = 10.0, 0.1
 """A rank that costs a tenth of a step for longer is not slower by chance; one that costs less may be, as
 hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Chosen."""
@@ -90,20 +92,21 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
         return True
     if gain >= _NOTABLE and late_s >= _LASTS_S:
         return False
-    return gain < _HOST_NOISE * _left_idle(facts)
+    return gain < max(_HOST_NOISE * _idle_ratio(facts), _LITTLE_WORK * _not_computing_ratio(facts))
 
 
-def _left_idle(facts: JobEvidence) -> float:
-    """The share of time that hosts leave GPUs without work: the idlest one runs no kernel, or none computes.
-
-    A GPU that waits in NCCL for one whose host is late runs a kernel.
-    """
+def _idle_ratio(facts: JobEvidence) -> float:
+    """The share of time in which the idlest GPU runs no kernel."""
     running = facts.activity.of_gpus(facts.activity.kernel_metric)
-    computing = facts.activity.of_gpus(GpuColumn.SM_ACTIVE)
     idle = 1 - running[np.isfinite(running)]
-    idle_ratio = float(idle.max()) if len(idle) else float(facts.hosts_may_limit or len(running) > 0)
+    return float(idle.max()) if len(idle) else float(facts.hosts_may_limit or len(running) > 0)
+
+
+def _not_computing_ratio(facts: JobEvidence) -> float:
+    """The share of time in which no GPU computes; 0 if unknown. One that waits in NCCL runs a kernel."""
+    computing = facts.activity.of_gpus(GpuColumn.SM_ACTIVE)
     known = computing[np.isfinite(computing)]
-    return max(idle_ratio, 1 - float(known.max())) if len(known) else idle_ratio
+    return 1 - float(known.max()) if len(known) else 0.0
 
 
 def _is_part_of_change(facts: JobEvidence, found: Finding) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from perfd.analysis.findings.causal_graph import acting_order, cause_of, explains
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
-from perfd.formatting import duration
+from perfd.formatting import duration, percent
 
 _KINDS = frozenset({Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.DATA_LOADING, Kind.HOST_CONTENTION})
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
@@ -80,7 +80,9 @@ def with_lasting_fault(
     if prior is None or _began_anew(prior, step) or (seen is None and _is_gone(prior, unix_s)):
         return None, found
     if seen is not None and prior.over_unix_s is None:
-        return _seen_again(prior, seen, unix_s), found
+        bounded = _at_most(prior, seen, newest_step_s)
+        shown = [bounded if one is seen else one for one in found]
+        return _seen_again(prior, seen, unix_s), found if bounded is seen else sorted(shown, key=acting_order)
     if prior.over_unix_s is None and _is_over(prior, newest_step_s):
         prior = replace(prior, over_unix_s=unix_s)
     if prior.over_unix_s is not None:
@@ -126,6 +128,19 @@ def _seen_again(prior: LastingFault, again: Finding, unix_s: float) -> LastingFa
     if again.step_s is not None and again.step_s > before_s:
         known = replace(known, gain_ratio=1 - before_s / again.step_s, step_s=again.step_s)
     return replace(prior, finding=known, seen_unix_s=unix_s, by_peers=by_peers)
+
+
+def _at_most(prior: LastingFault, again: Finding, newest_step_s: float | None) -> Finding:
+    """The fault as other evidence shows it, which costs no more than steps became longer by.
+
+    By waits a rank costs as much as it is late for, also where its peers would be late for as long.
+    """
+    step_s = max(again.step_s or 0.0, prior.finding.step_s or 0.0, newest_step_s or 0.0)
+    most = 1 - prior.before_s / step_s
+    if (again.gain_ratio or 0.0) <= most:
+        return again
+    bound = f"Steps took {duration(prior.before_s)} before, so that it costs {percent(most)} at most."
+    return replace(again, gain_ratio=most, step_s=step_s, evidence=(*again.evidence, bound))
 
 
 def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
