@@ -81,7 +81,10 @@ def judge_late_hosts(
     late = idle.any() if waiting.any() else running.mean() <= THRESHOLDS.late_hosts_idle_ratio
     # All GPUs have less in the added time where they have higher clocks, because they idle more.
     less_work = computing < -THRESHOLDS.late_hosts_compute_ratio
-    most = np.where(waiting, THRESHOLDS.late_hosts_waiting_compute_ratio, THRESHOLDS.late_hosts_compute_ratio)
+    all_wait = waiting & bool(longer.awaited_ranks)
+    most = np.where(
+        all_wait, THRESHOLDS.late_hosts_waiting_compute_ratio, THRESHOLDS.late_hosts_compute_ratio
+    )
     other_work = (computing > most).any() or (less_work.any() and not less_work.all())
     if not late or other_work or np.isnan([computing, running]).any():
         return None

@@ -137,7 +137,7 @@ def _at_most(prior: LastingFault, again: Finding, newest_step_s: float | None) -
     """
     step_s = max(again.step_s or 0.0, prior.finding.step_s or 0.0, newest_step_s or 0.0)
     most = 1 - prior.before_s / step_s
-    if (again.gain_ratio or 0.0) <= most:
+    if again.kind is not Kind.STRAGGLER or (again.gain_ratio or 0.0) <= most:
         return again
     bound = f"Steps took {duration(prior.before_s)} before, so that it costs {percent(most)} at most."
     return replace(again, gain_ratio=most, step_s=step_s, evidence=(*again.evidence, bound))
