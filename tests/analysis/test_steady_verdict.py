@@ -114,6 +114,13 @@ def test_a_fault_is_said_at_once_and_the_headline_before_is_back_after_it():
     assert said == [LAUNCH] * 5 + [HANG] * 4 + [LAUNCH] * 6
 
 
+def test_ranks_that_are_late_together_are_said_once_rounds_have_found_them_for_a_while():
+    together = Finding(kind=Kind.STRAGGLER, confidence=0.4, gain_ratio=0.2, ranks=(2, 3))
+    assert heads([LAUNCH, together, LAUNCH, LAUNCH]) == [LAUNCH] * 4
+    assert heads([LAUNCH, *[together] * 20])[-1] == together
+    assert heads([LAUNCH, together, slow(3)])[-1] == slow(3)
+
+
 def test_a_gap_in_evidence_against_a_rank_is_no_change():
     said = heads([LAUNCH] * 5 + [slow(3)] * 2 + [UNKNOWN, LAUNCH, slow(3)] + [LAUNCH] * 8)
     assert {said[5].kind, *(one.kind for one in said[7:13])} == {Kind.STRAGGLER}

@@ -352,7 +352,9 @@ def _same(one: Finding, other: Finding) -> bool:
 
 def _blames_rank(finding: Finding) -> bool:
     named = any(culprit.kind == "rank" for culprit in finding.culprits)
-    return finding.kind in _AT_ONCE or (named and finding.kind not in _OF_PAST)
+    # Which of several ranks that are late together is slow is not known yet.
+    at_once = finding.kind in _AT_ONCE and (finding.kind is not Kind.STRAGGLER or bool(finding.culprits))
+    return at_once or (named and finding.kind not in _OF_PAST)
 
 
 def _far_costlier(head: Finding, still: Finding | None) -> bool:
