@@ -12,8 +12,7 @@ of these replaces another only once it lasted eight times as long. An unknown ca
 headline after twice as long: by then a fault that lowers the activity of GPUs is found. Without another step
 nothing changes that names no rank. An unknown cause is the absence of evidence, as before the first samples
 of a job whose steps are short: it is replaced after half as long. The first verdict is not that nothing else
-limits the job before rounds found that for as long: shares of time are of seconds before the first step, too,
-so that what limits it shows late.
+limits the job before rounds found that for as long: shares of time are of seconds before the first step, too.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
@@ -351,10 +350,9 @@ def _same(one: Finding, other: Finding) -> bool:
 
 
 def _blames_rank(finding: Finding) -> bool:
-    named = any(culprit.kind == "rank" for culprit in finding.culprits)
-    # Which of several ranks that are late together is slow is not known yet.
-    at_once = finding.kind in _AT_ONCE and (finding.kind is not Kind.STRAGGLER or bool(finding.culprits))
-    return at_once or (named and finding.kind not in _OF_PAST)
+    if finding.kind in _AT_ONCE:
+        return finding.kind is not Kind.STRAGGLER or bool(finding.culprits)
+    return finding.kind not in _OF_PAST and any(culprit.kind == "rank" for culprit in finding.culprits)
 
 
 def _far_costlier(head: Finding, still: Finding | None) -> bool:
