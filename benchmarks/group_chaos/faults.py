@@ -60,6 +60,8 @@ class Outcome:
     """Said to be in object storage, and not there."""
     member_kill_s: list[float] = field(default_factory=list)
     """From the kill of one aggregator alone until all jobs answer with newer steps."""
+    last_member_kill_s: list[float] = field(default_factory=list)
+    """The same where no other aggregator answered then, as those killed before were still starting."""
     nats_loss_s: list[float] = field(default_factory=list)
     """From the loss of one NATS server until all jobs answer with a step that was sent a second later."""
     nats_loss_late_s: list[float] = field(default_factory=list)
@@ -142,6 +144,8 @@ def _fault(
     if chance.random() < 0.5:
         site.ask_for_capture(chance)
     before = next((one for one in map(Member.holders, site.running())), [])
+    others = [one for n, one in enumerate(site.members) if f"member{n}" not in {*parts, *site.down}]
+    others = [one for one in others if (one.get("/api/v1/group") or {}).get("connected")]
     began_s, wanted = time.monotonic(), site.wanted()
     # As in the logs of all parts.
     began_at = time.strftime("%H:%M:%S")
@@ -175,7 +179,8 @@ def _fault(
             outcome.nats_loss_moves += moved
             took += f", at most {max(late_s):.1f} s late, {moved} partitions moved"
         else:
-            outcome.member_kill_s.append(took_s)
+            (outcome.member_kill_s if others else outcome.last_member_kill_s).append(took_s)
+            took += "" if others else ", no other one ran"
     else:
         time.sleep(chance.uniform(0.2, 6.0))
     for part, end in ends:
