@@ -122,8 +122,9 @@ class JobSummaries:
                             calm=signs.calm and not pending,
                         )
                     )
-        if rest and may_rest(waiting, all_gpus, now_s - self._turned_s):
-            self._rested_s = now_s - self._turned_s
+        turned_ago_s = now_s - self._turned_s
+        if rest and may_rest(waiting, all_gpus=all_gpus, calm_gpus=calm_gpus, turned_ago_s=turned_ago_s):
+            self._rested_s = turned_ago_s
             return False
         self._interval_s = min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
         self._turn = next_turn(
@@ -131,7 +132,7 @@ class JobSummaries:
             all_gpus=all_gpus,
             calm_gpus=calm_gpus,
             credit_gpus=self._turn.credit_gpus,
-            elapsed_s=now_s - self._turned_s,
+            elapsed_s=turned_ago_s,
             rested_s=self._rested_s,
         )
         self._turned_s, self._rested_s = now_s, 0.0

@@ -77,11 +77,15 @@ class SummaryTurn:
     """What the next round may make beside its own share; below 0 what it has to make up for."""
 
 
-def may_rest(waiting: Iterable[WaitingJob], all_gpus: int, turned_ago_s: float) -> bool:
-    """Whether a round has nothing to make of the jobs with news, the last turn of any being so long ago."""
+def may_rest(waiting: Iterable[WaitingJob], *, all_gpus: int, calm_gpus: int, turned_ago_s: float) -> bool:
+    """Whether a round has nothing to make of the jobs with news, the last turn of any being so long ago.
+
+    What the next turn has to make up for stays below a second's share of the largest fleet.
+    """
     if all_gpus <= GPUS_IN_EACH_ROUND or turned_ago_s >= REST_SECONDS:
         return False
-    return all(job.calm and not job.pressing for job in waiting)
+    missed = gpus_per_second(all_gpus, calm_gpus) * turned_ago_s
+    return missed < GPUS_PER_SECOND and all(job.calm and not job.pressing for job in waiting)
 
 
 def next_turn(

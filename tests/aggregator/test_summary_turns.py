@@ -12,6 +12,7 @@ from perfd.aggregator.summary_turns import (
     WaitingJob,
     counted_gpus,
     gpus_per_second,
+    may_rest,
     next_turn,
 )
 
@@ -170,3 +171,18 @@ def test_every_job_has_its_turn(gpus: dict[str, int], every_s: float, pressing: 
     made = rounds(gpus, 3 * cycle, every_s, pressing)
     assert {name for jobs in made[:cycle] for name in jobs} == set(gpus)
     assert {name for jobs in made[cycle:] for name in jobs} == set(gpus)
+
+
+def test_a_round_rests_for_no_more_than_the_next_one_can_make_up_for() -> None:
+    def rests(gpus: int, calm_gpus: int, **signs: bool) -> list[bool]:
+        job = WaitingJob(name="a", waited_s=9.0, gpus=8, **{"calm": True, **signs})
+        return [
+            may_rest([job], all_gpus=gpus, calm_gpus=calm_gpus, turned_ago_s=float(seconds))
+            for seconds in range(1, 7)
+        ]
+
+    assert rests(1_000, 1_000) == [True] * 4 + [False] * 2
+    assert rests(8_000, 8_000) == [True] + [False] * 5
+    assert not any(rests(32_000, 32_000))
+    assert not any(rests(256, 256))
+    assert not any(rests(1_000, 1_000, calm=False) + rests(1_000, 1_000, pressing=True))
