@@ -199,9 +199,8 @@ class AnalysisLoop:
 
         It waits for no round.
         """
-        return [
-            found for name in (self.jobs() if job is None else [job]) if (found := self._asked_whole(name))
-        ]
+        names = self.jobs() if job is None else [job]
+        return [found for name in names if (found := self._asked_whole(name))]
 
     def _asked_whole(self, job: str) -> JobSummary | None:
         with self._request_lock:
@@ -223,12 +222,14 @@ class AnalysisLoop:
         """
         with self._request_lock:
             self._look([job])
-        return self.newest(job)
-
-    def newest(self, job: str) -> JobSummary | None:
-        """The newest live summary, of a round or a request; None without one. It waits for no round."""
+            if self._summaries.lacks_whole(job):
+                self._whole(job)
         derived = self._summaries.newest(job)
         return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
+
+    def newest(self, job: str) -> JobSummary | None:
+        """Live numbers as pages show them, a job's that is over with its findings. It waits for no round."""
+        return self._summaries.shown(job) or self._summaries.failed(job, Part.ANALYSIS)
 
     def look(self, jobs: Sequence[str]) -> None:
         """Make the live numbers of jobs now, unless a round or another request is at work."""

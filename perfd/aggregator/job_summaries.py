@@ -81,6 +81,8 @@ class JobSummaries:
         """By job, in the newest round, before an earlier headline was held."""
         self._lasting: dict[str, LastingFault | None] = {}
         """By job, what began while it ran and goes on."""
+        self._of_whole: dict[str, Sequence[Finding]] = {}
+        """By job that is over, as its summary had them last."""
         self._faults: dict[str, FaultHistory] = {}
         self._changes: dict[str, tuple[tuple[int, ...], StepTimeChange | None]] = {}
         """By job; the key is that of the numbers that it belongs to."""
@@ -196,8 +198,30 @@ class JobSummaries:
             steady = () if history is None else history.steady.findings
             faults = summary.past.faults
             found = of_whole_job(found, steady, faults, job_s=_made_steps_s(derived.data.steps, faults))
+            if self._is_over(job):
+                self._of_whole[job] = found
             return with_alerts(replace(summary, findings=found), alerts)
         return None
+
+    def shown(self, job: str) -> JobSummary | None:
+        """The live numbers that were made last, and once the job is over what cost all of it the most.
+
+        None when there are none. Any thread may call it.
+        """
+        live = self._live.newest.get(job)
+        if live is None:
+            return None
+        found = self._of_whole.get(job) if self._is_over(job) else None
+        return replace(live.summary, findings=found) if found else live.summary
+
+    def lacks_whole(self, job: str) -> bool:
+        """Whether the job is over, and no summary of all of it was made since."""
+        return job not in self._of_whole and self._is_over(job)
+
+    def _is_over(self, job: str) -> bool:
+        with self._state.lock:
+            known = self._fleet.jobs.get(job)
+            return known is not None and known.ended
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
         """The summary from a moment on, of what is in memory, made anew each time; None if there is none."""
@@ -264,6 +288,7 @@ class JobSummaries:
             self._verdicts.pop(name, None)
             self._found.pop(name, None)
             self._lasting.pop(name, None)
+            self._of_whole.pop(name, None)
             self._faults.pop(name, None)
             self._changes.pop(name, None)
             self._looked_s.pop(name, None)

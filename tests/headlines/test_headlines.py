@@ -13,6 +13,7 @@ from benchmarks.headlines.__main__ import main, recordings
 from benchmarks.headlines.looks import Look, OfPhase, Watched, must_be_named, unlike, watch
 from benchmarks.headlines.truth import Phase, Truth, truth_of
 from perfd.recording import bundled, bundled_names
+from perfd.session.replay_session import ReplayOptions, replay
 
 PHASES = Path(__file__).parents[2] / "benchmarks/gpu/recorded_phases"
 STARTS = PHASES.with_name("recorded_starts")
@@ -339,6 +340,16 @@ def test_the_summary_of_a_job_that_is_over_names_what_cost_it_most(
     assert watched.right_at_end
     if cost_ratio is not None:
         assert watched.end.gain_ratio == pytest.approx(cost_ratio, abs=0.1)
+
+
+def test_the_page_of_a_job_that_is_over_has_the_headline_of_its_summary() -> None:
+    pages: list[dict[str, Any]] = []
+    options = ReplayOptions(recording=RANDOM / "random16" / "recording", allow_missing=True)
+    result = replay(options, on_end=lambda _, aggregator: pages.extend(aggregator.overview("random16")))
+
+    (summary,), (page,) = result.summaries, pages
+    assert page["bottleneck"]["kind"] == summary.bottleneck.kind.value == "straggler"
+    assert [culprit["id"] for culprit in page["bottleneck"]["culprits"]] == [1, 2]
 
 
 @pytest.mark.parametrize("watched", [_of(RANDOM / "random6")], indirect=True)
