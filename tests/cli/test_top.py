@@ -509,7 +509,7 @@ def test_weak_and_old_findings_are_said_to_be_so_and_an_ended_job_gets_advice_fo
     }  # fmt: skip
     lines = drawn(job_screen(job_entry("llm", bottleneck=found), [], 100, None))
     assert any(
-        "may be limited by communication  may cost up to 60.0% of each step  may be over" in line
+        "may be limited by communication  may cost up to 60.0% of the time  may be over" in line
         for line in lines
     )
     assert any("do: Capture it." in line for line in lines)

@@ -90,7 +90,7 @@ def test_the_screen_does_not_contradict_itself(
     ):
         assert line.endswith(percent(gain))
     if first["limits_job"] and first["gain_ratio"]:
-        assert f"{percent(first['gain_ratio'])} of each step" in headline
+        assert f"{percent(first['gain_ratio'])} of the time" in headline
         assert first["certainty"] in headline
     tab.open(url, f"document.getElementById('job-{recording}')")
     limited = tab.run(f"document.getElementById('job-{recording}').closest('tr').innerText")

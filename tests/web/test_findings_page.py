@@ -60,7 +60,7 @@ def test_effects_are_below_their_cause_and_other_findings_follow(stand_in: Stand
     assert tab.count("#findings > li") == 1
     assert tab.text("#findings h3").split("\n") == [
         "data loading",
-        "likely costs about 8.0% of each step",
+        "likely costs about 8.0% of the time",
     ]
     assert "What to do: Use more workers." in tab.text("#findings")
 
@@ -99,7 +99,7 @@ def test_what_stands_between_backticks_is_code_and_never_markup(stand_in: StandI
 def test_the_bar_of_a_step_has_the_headlines_number(stand_in: StandIn, tab: Tab) -> None:
     shown(stand_in, tab, breakdown=PARTS)
 
-    assert "costs about 19.9% of each step" in tab.text("#headline")
+    assert "costs about 19.9% of the time" in tab.text("#headline")
     lines = tab.run("[...document.querySelectorAll('.cost-line')].map((line) => line.innerText)")
     assert [line.replace("\n", " ") for line in lines] == ["straggler: rank 3 19.9%", "data loading 8.0%"]
     widths = ("cost", "bar")
@@ -222,14 +222,14 @@ def test_what_is_less_certain_looks_less_certain(
     shown(stand_in, tab, bottleneck={**SLOW, "limits_job": True, "certainty": word})
 
     assert tab.text("#headline .certainty") == word
-    assert f"{word} {said} 19.9% of each step" in tab.text("#headline")
+    assert f"{word} {said} 19.9% of the time" in tab.text("#headline")
     assert tab.run(f"{STYLE}.borderLeftStyle") == border
 
 
 def test_what_may_be_over_is_said_beside_the_headline_and_is_not_red(stand_in: StandIn, tab: Tab) -> None:
     shown(stand_in, tab, bottleneck={**SLOW, "limits_job": True, "may_be_over": True})
 
-    assert "measured may be over cost about 19.9% of each step" in tab.text("#headline")
+    assert "measured may be over cost about 19.9% of the time" in tab.text("#headline")
     assert tab.run(f"{STYLE}.borderLeftColor") == tab.run(COLOR % "--warn")
 
 

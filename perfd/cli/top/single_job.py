@@ -106,7 +106,7 @@ def _verdict(job: Json) -> Text:
         text.append(f": {', '.join(culprits[:4])}{' ...' if len(culprits) > 4 else ''}")
     if finding.get("gain_ratio") is not None:
         costs = "may cost up to" if possible else "costs"
-        text.append(f"  {costs} {percent(finding['gain_ratio'])} of each step", style="not bold")
+        text.append(f"  {costs} {percent(finding['gain_ratio'])} of the time", style="not bold")
     if finding.get("may_be_over"):
         text.append("  may be over", style="not bold")
     return _line(text)

@@ -16,7 +16,7 @@ const explained = (effect) => el("li", { class: "effect" }, prose(`Explains ${ef
 
 const verb = (finding) => (certainty(finding) === "possible" ? "may cost up to" : finding.may_be_over ? "cost about" : "costs about");
 
-const notes = (finding) => (finding?.gain_ratio == null ? "" : `${verb(finding)} ${percent(finding.gain_ratio)} of each step`);
+const notes = (finding) => (finding?.gain_ratio == null ? "" : `${verb(finding)} ${percent(finding.gain_ratio)} of the time`);
 
 // The word shows the certainty and the border repeats it, so that neither depends on color.
 const says = (finding) => {
