@@ -81,8 +81,8 @@ class JobSummaries:
         """By job, in the newest round, before an earlier headline was held."""
         self._lasting: dict[str, LastingFault | None] = {}
         """By job, what began while it ran and goes on."""
-        self._of_whole: dict[str, Sequence[Finding]] = {}
-        """By job that is over, as its summary had them last."""
+        self._of_whole: dict[str, tuple[int, Sequence[Finding]]] = {}
+        """By job that is over, the version of its state and what the summary of all of it found then."""
         self._faults: dict[str, FaultHistory] = {}
         self._changes: dict[str, tuple[tuple[int, ...], StepTimeChange | None]] = {}
         """By job; the key is that of the numbers that it belongs to."""
@@ -189,6 +189,7 @@ class JobSummaries:
     def whole(self, job: str, now_unix_s: float, alerts: Sequence[Alert]) -> JobSummary | None:
         """The summary of the whole job with its alerts; None when it is gone or its summary failed."""
         with self._failures.contained(Part.SUMMARY, job=job):
+            version = self._version_at_end(job)
             derived = self._whole.derive(job, now_unix_s, self._clock.monotonic_s())
             if derived is None:
                 return None
@@ -198,8 +199,8 @@ class JobSummaries:
             steady = () if history is None else history.steady.findings
             faults = summary.past.faults
             found = of_whole_job(found, steady, faults, job_s=_made_steps_s(derived.data.steps, faults))
-            if self._is_over(job):
-                self._of_whole[job] = found
+            if version is not None:
+                self._of_whole[job] = version, found
             return with_alerts(replace(summary, findings=found), alerts)
         return None
 
@@ -211,17 +212,20 @@ class JobSummaries:
         live = self._live.newest.get(job)
         if live is None:
             return None
-        found = self._of_whole.get(job) if self._is_over(job) else None
-        return replace(live.summary, findings=found) if found else live.summary
+        known = self._of_whole.get(job)
+        over = known is not None and self._version_at_end(job) is not None
+        return replace(live.summary, findings=known[1]) if known and over else live.summary
 
     def lacks_whole(self, job: str) -> bool:
-        """Whether the job is over, and no summary of all of it was made since."""
-        return job not in self._of_whole and self._is_over(job)
+        """Whether the job is over, and no summary of all that is known of it was made."""
+        version, known = self._version_at_end(job), self._of_whole.get(job)
+        return version is not None and (known is None or known[0] != version)
 
-    def _is_over(self, job: str) -> bool:
+    def _version_at_end(self, job: str) -> int | None:
+        """That of the state of a job that is over, else None."""
         with self._state.lock:
             known = self._fleet.jobs.get(job)
-            return known is not None and known.ended
+            return known.version if known is not None and known.ended else None
 
     def since(self, job: str, now_unix_s: float, since_unix_s: float) -> JobSummary | None:
         """The summary from a moment on, of what is in memory, made anew each time; None if there is none."""

@@ -326,6 +326,22 @@ def test_a_job_that_goes_on_where_it_ended_is_a_new_attempt_without_lost_steps(f
     assert (job["ended"], job["attempt"], job["steps"]["count"]) == (False, 2, 10)
 
 
+def test_a_job_that_goes_on_and_ends_again_has_the_headline_of_all_of_it(fleet):
+    said = []
+    for agent_id, numbers in (("a", range(1, 4)), ("b", range(4, 40))):
+        agent = fleet.agent(agent_id)
+        fleet.works(agent, numbers, ranks=False)
+        assert not fleet.status()["ended"]
+        fleet.reports(agent, EventKind.JOB_ENDED, outcome=JobOutcome.TIME_LIMIT)
+        fleet.goodbye(agent)
+        fleet.round()
+        assert fleet.status()["ended"]
+        said.append(fleet.status()["bottleneck"])
+        (summary,) = fleet.running.summary("llm")
+        assert tuple(said[-1]["evidence"]) == tuple(summary.bottleneck.evidence)
+    assert said[0] != said[1]
+
+
 def test_an_agent_that_takes_over_from_another_keeps_the_job_alive(fleet):
     agent = fleet.agent("a")
     fleet.works(agent, range(1, 5))
