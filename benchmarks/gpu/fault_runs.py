@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.baselines import RULES
-from perfd.analysis.findings import finding_json
+from perfd.analysis.diagnosis import to_json
 from perfd.session.replay_session import ReplayOptions, replay
 from tests.support.services import free_port
 
@@ -157,8 +157,7 @@ def judge_again(folder: Path) -> Outcome:
     """What today's perfd says of a run that was recorded, from its records."""
     case = case_of(folder)
     (summary,) = replay(ReplayOptions(recording=folder / "recording", allow_missing=True)).summaries
-    findings = [finding_json(finding) for finding in summary.findings]
-    return _outcome(case, folder, [], {"jobs": [{"findings": findings}]})
+    return _outcome(case, folder, [], to_json([summary]))
 
 
 def compress(recording: Path) -> None:
@@ -184,7 +183,8 @@ def _outcome(
     reported = re.search(r"^\[fault\] ([\d.]+)", log, re.MULTILINE)
     began_unix_s = float(reported.group(1)) if reported else None
     start = began_unix_s if began_unix_s is not None else (seen[0][0] if seen else 0.0)
-    findings = document["jobs"][0]["findings"]
+    job = document["jobs"][0]
+    findings = job["findings"]
     worst = next((one for one in findings if one["kind"] in BLAMING), findings[0])
     before_s, after_s = _steps(folder / "times.json")
     return Outcome(
@@ -193,7 +193,8 @@ def _outcome(
         after_s=after_s,
         verdicts=[(at - start, said[0]["kind"], _blamed(said)) for at, said in seen if said],
         kinds=[one["kind"] for one in findings],
-        blamed=_blamed(findings),
+        # A fault that cost little of the whole job is in its list of faults only.
+        blamed=_blamed([*findings, *job["past"]["faults"]]),
         lost_ratio=worst["gain_ratio"],
         evidence=list(worst["evidence"]),
         baselines=baselines_of(folder),
