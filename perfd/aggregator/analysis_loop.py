@@ -228,7 +228,7 @@ class AnalysisLoop:
         return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
 
     def newest(self, job: str) -> JobSummary | None:
-        """Live numbers as pages show them, a job's that is over with its findings. It waits for no round."""
+        """What pages show: live numbers; once a job is over, its summary's findings. Waits for no round."""
         return self._summaries.shown(job) or self._summaries.failed(job, Part.ANALYSIS)
 
     def look(self, jobs: Sequence[str]) -> None:

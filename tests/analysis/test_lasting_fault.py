@@ -184,7 +184,7 @@ def test_by_the_waits_of_peers_it_costs_no_more_than_steps_became_longer_by(
     (found, beside) = played([*[([slow(1)], SINCE_S)] * 6, ([by_peers, HOST], newest_s)])[-1]
 
     assert found.gain_ratio == pytest.approx(most)
-    assert found.evidence[-1].startswith("Steps took 300.0 ms before, so that it costs")
+    assert found.evidence[-1].startswith("Steps took 300.0 ms before, so it costs at most")
     assert beside is HOST
     less = slow(1, gain=0.2, longer_for_s=None)
     assert played([*[([slow(1)], SINCE_S)] * 6, ([less], newest_s)])[-1] == [less]

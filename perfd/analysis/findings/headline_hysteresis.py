@@ -50,7 +50,7 @@ _OF_STAGES = frozenset({Kind.PIPELINE_BUBBLE, Kind.PIPELINE_IMBALANCE})
 _AS_MUCH = 0.1
 """Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
 _OF_PAST = frozenset({Kind.HOST_CONTENTION})
-"""Medians over the newest half minute show these, so that even of a rank they are not news at once."""
+"""They rest on medians over half a minute: even about one rank they are not news at once."""
 _GAP_S = 2.0
 """How long rounds may miss what they found before and after. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."

@@ -139,7 +139,7 @@ def _at_most(prior: LastingFault, again: Finding, newest_step_s: float | None) -
     most = 1 - prior.before_s / step_s
     if again.kind is not Kind.STRAGGLER or (again.gain_ratio or 0.0) <= most:
         return again
-    bound = f"Steps took {duration(prior.before_s)} before, so that it costs {percent(most)} at most."
+    bound = f"Steps took {duration(prior.before_s)} before, so it costs at most {percent(most)}."
     return replace(again, gain_ratio=most, step_s=step_s, evidence=(*again.evidence, bound))
 
 
