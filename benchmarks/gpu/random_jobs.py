@@ -4,7 +4,7 @@ Jobs chosen by hand are those that their author thought of. These are drawn from
 right headlines over new seeds is an estimate for unseen jobs. Sizes are chosen so that a step
 takes 0.2 to 0.9 s on 4 H100s by the number of its operations; what it takes is measured. In
 `recorded_random` the first six were drawn for steps of 0.3 to 1.5 s, and those that a time limit ended before
-any fault, 1 and 8, are left out.
+any fault, 1 and 8, are left out. `pair39` and so on are drawn for two GPUs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from benchmarks.gpu.phase_jobs import EXPERTS, TENSOR_PARALLEL, Job
 from benchmarks.gpu.phases import Fault
 
 SEEDS = range(1, 65)
-_GPUS = 4
+PAIR_SEEDS = range(39, 71)
+"""Of jobs on two GPUs."""
 _STEP_S = (0.2, 0.9)
 _HEALTHY_S, _FAULT_S, _BETWEEN_S = (5.0, 15.0), (8.0, 12.0), (6.0, 9.0)
 _MOST_FAULTS = 2
@@ -27,19 +28,29 @@ _FLOPS = {"megatron": 170e12, "loop": 330e12}
 _LAUNCHES_S = {"megatron": 2.6e-3, "loop": 1.4e-3}
 """Host time to launch one layer of a micro-batch, forward and backward, in those runs."""
 _SEQUENCE = 2048
-_MEGATRON = (
-    # Name, weight, arguments, replicas of the data, stages, ranks that share a layer.
-    ("dp4", 3, (), 4, 1, 1),
-    ("tp4", 2, (TENSOR_PARALLEL, "4"), 1, 1, 4),
-    ("tp2dp2", 3, (TENSOR_PARALLEL, "2"), 2, 1, 2),
-    ("pp4", 2, ("--pipeline-model-parallel-size", "4"), 1, 4, 1),
-    ("pp2dp2", 3, ("--pipeline-model-parallel-size", "2"), 2, 2, 1),
-    ("tp2pp2", 2, (TENSOR_PARALLEL, "2", "--pipeline-model-parallel-size", "2"), 1, 2, 2),
-    ("ep4", 2, EXPERTS, 4, 1, 1),
-    ("ep2dp2", 1, (*EXPERTS, "--expert-model-parallel-size", "2"), 4, 1, 1),
-)
+_Layout = tuple[str, int, tuple[str, ...], int, int, int]
+_PIPELINE_PARALLEL = "--pipeline-model-parallel-size"
+_LAYOUTS: Mapping[int, tuple[_Layout, ...]] = {
+    # By GPUs: name, weight, arguments, replicas of the data, stages, ranks that share a layer.
+    4: (
+        ("dp4", 3, (), 4, 1, 1),
+        ("tp4", 2, (TENSOR_PARALLEL, "4"), 1, 1, 4),
+        ("tp2dp2", 3, (TENSOR_PARALLEL, "2"), 2, 1, 2),
+        ("pp4", 2, (_PIPELINE_PARALLEL, "4"), 1, 4, 1),
+        ("pp2dp2", 3, (_PIPELINE_PARALLEL, "2"), 2, 2, 1),
+        ("tp2pp2", 2, (TENSOR_PARALLEL, "2", _PIPELINE_PARALLEL, "2"), 1, 2, 2),
+        ("ep4", 2, EXPERTS, 4, 1, 1),
+        ("ep2dp2", 1, (*EXPERTS, "--expert-model-parallel-size", "2"), 4, 1, 1),
+    ),
+    2: (
+        ("dp2", 3, (), 2, 1, 1),
+        ("tp2", 3, (TENSOR_PARALLEL, "2"), 1, 1, 2),
+        ("pp2", 3, (_PIPELINE_PARALLEL, "2"), 1, 2, 1),
+        ("ep2", 2, (*EXPERTS, "--expert-model-parallel-size", "2"), 2, 1, 1),
+    ),
+}
 _LOOPS = (
-    # Weight, script, arguments.
+    # Weight, script, arguments; the number of GPUs follows for those with their own launcher.
     (3, "loop_job.py", ("--wrap", "ddp")),
     (3, "loop_job.py", ("--wrap", "fsdp2")),
     (1, "novel_job.py", ("--kind", "grid")),
@@ -50,23 +61,24 @@ _LOOPS = (
     (1, "novel_job.py", ("--kind", "owned")),
     (2, "trainer_job.py", ()),
     (1, "trainer_job.py", ("--fsdp",)),
-    (1, "lightning_job.py", ("--devices", "4", "--strategy", "fsdp")),
-    (1, "lightning_job.py", ("--devices", "4", "--strategy", "ddp")),
-    (1, "jax_job.py", ("--processes", "4")),
+    (1, "lightning_job.py", ("--strategy", "fsdp", "--devices")),
+    (1, "lightning_job.py", ("--strategy", "ddp", "--devices")),
+    (1, "jax_job.py", ("--processes",)),
 )
 _OWN_LAUNCHERS = frozenset({"lightning_job.py", "jax_job.py"})
 _FAULTS = (("gpu", 3), ("host", 3), ("loader", 2), ("stall", 1), ("busy", 1))
 _NO_DATALOADER = frozenset({"novel_job.py", "jax_job.py"})
 
 
-def random_job(seed: int) -> Job:
-    """The job of this seed."""
+def random_job(seed: int, gpus: int = 4) -> Job:
+    """The job of this seed, on 4 or 2 GPUs."""
     draw = random.Random(seed)
-    return _megatron(draw) if draw.random() < 0.6 else _loop(draw)
+    return _megatron(draw, gpus) if draw.random() < 0.6 else _loop(draw, gpus)
 
 
-def _megatron(draw: random.Random) -> Job:
-    _, _, layout, replicas, stages, shards = draw.choices(_MEGATRON, [one[1] for one in _MEGATRON])[0]
+def _megatron(draw: random.Random, gpus: int) -> Job:
+    layouts = _LAYOUTS[gpus]
+    _, _, layout, replicas, stages, shards = draw.choices(layouts, [one[1] for one in layouts])[0]
     experts = layout[: len(EXPERTS)] == EXPERTS
     hidden = draw.choice((1024, 1536, 2048, 2048, 3072) if not experts else (1024, 2048))
     layers = stages * draw.choice((2, 4, 6, 8)) if stages > 1 else draw.choice((6, 8, 12, 16))
@@ -74,7 +86,7 @@ def _megatron(draw: random.Random) -> Job:
     sequence, micro_batch = draw.choice((1024, 2048, 2048)), draw.choice((1, 2, 2, 4))
     batch_step = micro_batch * replicas
     aim_s = draw.uniform(*_STEP_S)
-    sample_s = _sample_s("megatron", layers * (2 if experts else 1), hidden, sequence)
+    sample_s = _sample_s("megatron", layers * (2 if experts else 1), hidden, sequence, gpus)
     round_s = max(sample_s * batch_step, _LAUNCHES_S["megatron"] * layers / stages)
     rounds = max(2 * stages, round(aim_s / round_s))
     options: list[str] = []
@@ -95,28 +107,31 @@ def _megatron(draw: random.Random) -> Job:
         *("--seq-length", str(sequence), "--max-position-embeddings", str(sequence)),
         *("--micro-batch-size", str(micro_batch), "--global-batch-size", str(rounds * batch_step)),
     )
-    return _job(draw, rounds * round_s, _FAULTS, megatron=(*sizes, *layout, *options))
+    return _job(draw, gpus, rounds * round_s, _FAULTS, megatron=(*sizes, *layout, *options))
 
 
-def _loop(draw: random.Random) -> Job:
+def _loop(draw: random.Random, gpus: int) -> Job:
     _, script, arguments = draw.choices(_LOOPS, [one[0] for one in _LOOPS])[0]
     hidden, layers = draw.choice((1024, 1536, 2048)), draw.choice((6, 8, 12, 16))
     micro_batch = draw.choice((2, 4, 8))
-    sample_s = _sample_s("loop", layers, hidden, _SEQUENCE) * _GPUS
+    sample_s = _sample_s("loop", layers, hidden, _SEQUENCE, gpus) * gpus
     simple = script not in _NO_DATALOADER
     micro_batch = micro_batch if simple else 8
     round_s = max(sample_s * micro_batch, _LAUNCHES_S["loop"] * layers)
     accumulate = max(1, round(draw.uniform(*_STEP_S) / round_s)) if simple else 1
     silent = script != "lightning_job.py" and draw.random() < 0.4
     faults = _FAULTS if simple else [one for one in _FAULTS if one[0] != "loader"]
+    own_launcher = script in _OWN_LAUNCHERS
     return _job(
         draw,
+        gpus,
         max(round_s * accumulate, 0.1),
         faults,
         script=script,
-        own_launcher=script in _OWN_LAUNCHERS,
+        own_launcher=own_launcher,
         loop=(
             *arguments,
+            *((str(gpus),) if own_launcher else ()),
             *("--layers", str(layers), "--hidden", str(hidden)),
             *("--micro-batch", str(micro_batch), "--accumulate", str(accumulate)),
             *(("--print-every", "100000") if silent else ()),
@@ -124,37 +139,45 @@ def _loop(draw: random.Random) -> Job:
     )
 
 
-def _sample_s(family: str, layers: int, hidden: int, sequence: int) -> float:
+def _sample_s(family: str, layers: int, hidden: int, sequence: int, gpus: int) -> float:
     """What one sequence takes on all GPUs together."""
     parameters = 12 * layers * hidden**2 + 32_000 * hidden
-    return 6 * parameters * sequence / (_FLOPS[family] * _GPUS)
+    return 6 * parameters * sequence / (_FLOPS[family] * gpus)
 
 
-def _job(draw: random.Random, step_s: float, kinds: Sequence[tuple[str, int]], **fields: object) -> Job:
+def _job(
+    draw: random.Random, gpus: int, step_s: float, kinds: Sequence[tuple[str, int]], **fields: object
+) -> Job:
     def steps(seconds: tuple[float, float]) -> int:
         return max(10, round(draw.uniform(*seconds) / step_s))
 
     healthy = steps(_HEALTHY_S)
-    faults = tuple(_fault(draw, kinds, steps) for _ in range(draw.randint(1, _MOST_FAULTS)))
+    faults = tuple(_fault(draw, gpus, kinds, steps) for _ in range(draw.randint(1, _MOST_FAULTS)))
     if draw.random() < _HEALTHY_SHARE:
         healthy, faults = healthy + steps(_FAULT_S) + steps(_BETWEEN_S), ()
     make: Callable[..., Job] = Job
-    return make(faults=faults, healthy_steps=healthy, steps_between=steps(_BETWEEN_S), **fields)
+    return make(gpus=gpus, faults=faults, healthy_steps=healthy, steps_between=steps(_BETWEEN_S), **fields)
 
 
 def _fault(
-    draw: random.Random, kinds: Sequence[tuple[str, int]], steps: Callable[[tuple[float, float]], int]
+    draw: random.Random,
+    gpus: int,
+    kinds: Sequence[tuple[str, int]],
+    steps: Callable[[tuple[float, float]], int],
 ) -> Fault:
     kind = draw.choices([name for name, _ in kinds], [weight for _, weight in kinds])[0]
-    ranks: tuple[int, ...] = (draw.randrange(_GPUS),)
+    ranks: tuple[int, ...] = (draw.randrange(gpus),)
     if kind == "loader" and draw.random() < 0.6:
         ranks = ()
-    elif draw.random() < 0.1:
-        ranks = tuple(sorted(draw.sample(range(_GPUS), 2)))
+    elif draw.random() < 0.1 and gpus > 2:
+        ranks = tuple(sorted(draw.sample(range(gpus), 2)))
     length = steps(_FAULT_S)
     if kind == "stall":
         return Fault(kind=kind, size=round(draw.uniform(0.3, 1.0), 2), ranks=ranks, steps=max(20, length))
     return Fault(kind=kind, size=round(draw.uniform(0.15, 0.9), 2), ranks=ranks, steps=length)
 
 
-RANDOM_JOBS: Mapping[str, Job] = {f"random{seed}": random_job(seed) for seed in SEEDS}
+RANDOM_JOBS: Mapping[str, Job] = {
+    **{f"random{seed}": random_job(seed) for seed in SEEDS},
+    **{f"pair{seed}": random_job(seed, 2) for seed in PAIR_SEEDS},
+}
