@@ -10,9 +10,9 @@ import pytest
 from analysis.jobs import description, gpu_table, job_data, step_table
 
 from perfd.analysis.collectives.late_rank_cost import CausedLosses
+from perfd.analysis.collectives.step_losses import fewest_blocks
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
-from perfd.analysis.operations.step_segmentation import fewest_blocks
 from perfd.model import GpuColumn
 from tests.support.nccl_records import CollectiveTable, NcclTime
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
 from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, LateRankLosses
+from perfd.analysis.collectives.step_losses import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
-from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 from tests.support.nccl_records import CollectiveTable, stacks_of

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from perfd.analysis.collectives.late_rank_cost import CausedLosses, Lateness
+from perfd.analysis.collectives.step_losses import AnalysisWindow
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import newest_by_chance
-from perfd.analysis.operations.step_segmentation import AnalysisWindow
 
 _FEWEST, _FEW = 4, 10
 """Steps since the onset after which it is first reported."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.collectives import wait_attribution as attributed
+from perfd.analysis.collectives.step_losses import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.counterfactual import (
     WaitsOfPeers,
     error_of_gains,
@@ -30,7 +31,6 @@ from perfd.analysis.counterfactual import (
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import mean, median
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeriod, StepShape
 
 RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then

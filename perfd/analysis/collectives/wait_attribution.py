@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from perfd.analysis.collectives.step_losses import StepShape
 from perfd.analysis.data.job_data import Floats, Ints
-from perfd.analysis.operations.step_segmentation import StepShape
 
 _EXCUSED = 0.1
 """So many members of a group may be slow together without excusing each other."""
