@@ -17,8 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives import wait_attribution as attributed
-from perfd.analysis.collectives.step_losses import AnalysisWindow, StepPeriod, StepShape
+from perfd.analysis.collectives.step_losses import AnalysisWindow, StepPeriod, StepShape, lag_at_end
 from perfd.analysis.counterfactual import (
     WaitsOfPeers,
     error_of_gains,
@@ -313,7 +312,7 @@ class _Source:
         if shape.needed_at_once:
             operations = shape.steps * shape.per_step // shape.blocks
             return np.asarray(shape.paces / operations)
-        return attributed.steps_per_s(shape, shape.per_step, self.step_s)
+        return shape.steps_per_s(shape.per_step, self.step_s)
 
     def waits_of(self, shape: StepShape, places: Ints, *, at_most: bool = False) -> _Waits:
         """The waits of all members of the shape's communicators that have a rank in `places`.
@@ -338,7 +337,7 @@ class _Source:
         elif self.stack.operation == _GATHERING:
             waited = np.where(known, wait_s, 0.0).max(axis=2)
         else:
-            waited = attributed.lag_at_end(last, np.where(known, wait_s, 0.0))
+            waited = lag_at_end(last, np.where(known, wait_s, 0.0))
         waited = np.where(known.any(axis=2), waited, np.nan)
         return _Waits(rows, by_place[members][rows, columns], columns, waited[of_row])
 
@@ -346,9 +345,9 @@ class _Source:
         """The first so many columns of `Lateness`; of pairs the last one alone."""
         last, wait_s, absent = self._operations(shape)
         if self.of_peers:
-            by_step = attributed.losses_by_step(last, wait_s, shape, self.step_s, columns=columns)
+            by_step = shape.losses(last, wait_s, self.step_s, columns=columns)
         else:
-            by_step = attributed.waits_by_step(wait_s, shape, self.step_s)[None]
+            by_step = shape.waits(wait_s, self.step_s)[None]
         if absent is not None:
             by_step[:, absent] = np.nan
         rows = self._rows(shape)
@@ -360,7 +359,7 @@ class _Source:
         )
 
     def _operations(self, shape: StepShape) -> tuple[Ints, Floats, Bools | None]:
-        """Last ranks and waiting, as `losses_by_step` takes them, and which steps, (steps, c), lack them."""
+        """Last ranks and waiting as `StepShape.losses` takes them, and which steps, (steps, c), lack them."""
         # Where waits add up, a block is as good as a step.
         steps = shape.blocks if shape.needed_at_once else shape.steps
         last, wait_s = self._newest(shape, self._rows(shape))

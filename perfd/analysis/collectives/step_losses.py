@@ -1,4 +1,8 @@
-"""How the operations of communicators are laid out in steps, by their rates and sizes."""
+"""How the operations of communicators are laid out in steps, by rates and sizes, and what each step loses.
+
+(c, steps, operations) are the operations of c communicators in steps, and g their ranks. Losses have the
+steps first, so that one step of all ranks is side by side.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +31,8 @@ _LONGEST_PERIOD = 300
 """Operations in a step whose pattern is searched for: the work grows with the square. Chosen."""
 _ALIKE = 0.95
 """Share of sizes that a period repeats: an evaluation interrupts the pattern. Chosen."""
+_EXCUSED = 0.1
+"""So many members of a group may be slow together without excusing each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,46 @@ class StepShape:
         """The same without the blocks before the newest so many."""
         kept = min(blocks, self.blocks)
         return replace(self, steps=self.steps // self.blocks * kept, blocks=kept)
+
+    def losses(self, last: Ints, wait_s: Floats, step_s: float | None, *, columns: int) -> Floats:
+        """(columns, steps, c, g): the first `columns` columns of `late_rank_cost.Lateness`.
+
+        `last` is the last rank of each operation, and `wait_s` (..., g) what each waited for it; zeros where
+        it is unknown.
+        """
+        groups, steps, operations, ranks = wait_s.shape
+        of_others = _of_next(wait_s)
+        total = _summed(last, of_others, ranks)
+        total *= (self.paces / operations)[:, None]
+        least = total
+        if not self.needed_at_once:
+            least = _longest(last, of_others, ranks)
+            least *= self.steps_per_s(operations, step_s)[:, None]
+        by_step = np.empty((columns, steps, groups, ranks))
+        # Where all are late in turn, none is to blame.
+        np.subtract(_of_all(least), least, out=by_step[0])
+        by_step[0] /= max(1, ranks - 1)
+        np.subtract(least, by_step[0], out=by_step[0])
+        if columns > 1:
+            by_step[1], by_step[2], by_step[3] = total, _of_all(total), self.waits(wait_s, step_s)
+        return by_step
+
+    def waits(self, wait_s: Floats, step_s: float | None) -> Floats:
+        """(steps, c, g): what others cost each rank."""
+        # Operation by operation, since numpy's own loop over a short axis costs more than the sums.
+        lost, *later = wait_s.transpose(2, 1, 0, 3)
+        combined = np.add if self.needed_at_once else np.maximum
+        for own in later:
+            lost = combined(lost, own)
+        operations = wait_s.shape[2]
+        often = self.paces / operations if self.needed_at_once else self.steps_per_s(operations, step_s)
+        return np.asarray(lost * often[:, None])
+
+    def steps_per_s(self, operations: int, step_s: float | None) -> Floats:
+        """(c,): what happens less often than once a step is not lost in every step."""
+        if step_s:
+            return np.asarray(np.minimum(1 / step_s, self.paces))
+        return np.asarray(self.paces / operations / self.keep)
 
 
 def fewest_blocks(ranks: int) -> int:
@@ -243,3 +289,61 @@ def _period(sizes: Floats) -> Ints:
         repeated = (sizes[rows, period:] == sizes[rows, :-period]).mean(axis=1) >= _ALIKE
         periods[rows[repeated]] = period
     return np.where(np.isfinite(sizes).all(axis=1), periods, 0)
+
+
+def _of_all(by_rank: Floats) -> Floats:
+    """(steps, c, 1): the sum over ranks; one product, since over a short axis numpy's own sum is slow."""
+    ranks = by_rank.shape[-1]
+    summed = by_rank.reshape(-1, ranks) @ np.ones((ranks, 1))
+    return np.asarray(summed.reshape(*by_rank.shape[:-1], 1))
+
+
+def _of_next(wait_s: Floats) -> Floats:
+    """What is lost by the last rank of each operation: what the next one before it waits.
+
+    Had the last one not been late, the others would still have waited for that one. In a large group it is
+    the one after a tenth, so that several slow ranks do not excuse each other.
+    """
+    place = max(1, round(_EXCUSED * (wait_s.shape[-1] - 1)))
+    if place > 1:
+        return np.partition(wait_s, place, axis=-1)[..., place]
+    # Column by column, as in `perfd.analysis.operations.transfer_wait`.
+    columns = np.ascontiguousarray(np.moveaxis(wait_s, -1, 0))
+    least, following = columns[0], np.full(columns.shape[1:], np.inf)
+    for own in columns[1:]:
+        following = np.minimum(following, np.maximum(least, own))
+        least = np.minimum(least, own)
+    return np.where(np.isfinite(following), following, 0.0)
+
+
+def _summed(last: Ints, of_others: Floats, ranks: int) -> Floats:
+    """(steps, c, g): what the others waited while each rank was the last, summed over a step."""
+    groups, steps, _ = last.shape
+    group, step, _ = np.ogrid[:groups, :steps, :1]
+    place = (step * groups + group) * ranks + last
+    summed = np.bincount(place.ravel(), of_others.ravel(), minlength=steps * groups * ranks)
+    return np.asarray(summed, dtype=np.float64).reshape(steps, groups, ranks)
+
+
+def _longest(last: Ints, of_others: Floats, ranks: int) -> Floats:
+    """The same, the longest of a step."""
+    groups, steps, operations = last.shape
+    longest = np.zeros((steps, groups, ranks))
+    group, step = np.ogrid[:groups, :steps]
+    for operation in range(operations):
+        place = (step, group, last[:, :, operation])
+        longest[place] = np.maximum(longest[place], of_others[:, :, operation])
+    return longest
+
+
+def lag_at_end(last: Ints, wait_s: Floats) -> Floats:
+    """(k, steps, g): the longest wait of a step, less what the rank that caused it waits itself later in it.
+
+    By so much it has caught up since: not the rank was late, but its NCCL kernel waited for a multiprocessor.
+    `last` (k, steps, operations) is the last rank of each operation, `wait_s` (..., g) what each waited.
+    """
+    later = np.maximum.accumulate(wait_s[:, :, ::-1], axis=2)[:, :, ::-1][:, :, 1:]
+    made_up = np.take_along_axis(later, np.maximum(last, 0)[:, :, :-1, None], axis=3)
+    wait_s = wait_s.copy()
+    wait_s[:, :, :-1] -= made_up
+    return np.asarray(np.maximum(wait_s.max(axis=2), 0.0))
