@@ -11,7 +11,7 @@ from perfd.aggregator.operations.collective_buffer import CollectiveBuffer
 from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
 from perfd.analysis.layout import PAIR_OPERATION
-from perfd.analysis.operations.transfer_wait import BROADCAST, MATCHED_OPERATIONS
+from perfd.analysis.operations.communicator_waits import BROADCAST, MATCHED_OPERATIONS
 from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}

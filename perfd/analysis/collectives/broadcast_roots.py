@@ -11,7 +11,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.transfer_wait import BROADCAST
+from perfd.analysis.operations.communicator_waits import BROADCAST
 from perfd.model import ParallelLayout
 
 _FEWEST = 20

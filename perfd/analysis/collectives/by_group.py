@@ -13,7 +13,7 @@ from perfd.analysis.data.robust_stats import highest, known, median, over_last
 from perfd.analysis.layout import RankLocations
 from perfd.analysis.operations.bandwidth_model import BandwidthModel, expected_of
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.transfer_wait import bus_bandwidth_bytes_per_s
+from perfd.analysis.operations.communicator_waits import bus_bandwidth_bytes_per_s
 from perfd.model import TimingSource
 
 _TINY_BYTES = 64 * 1024

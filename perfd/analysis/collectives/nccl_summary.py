@@ -1,6 +1,6 @@
 """Communication as NCCL's own kernels show it: how much is transfer, how much is waiting, and for whom.
 
-Uses GPU times of perfd's plugin or of NCCL's Inspector; `transfer_wait` separates transfer from waiting.
+Uses GPU times of perfd's plugin or of NCCL's Inspector; `communicator_waits` separates transfer from waiting.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ def _of_next(wait_s: Floats) -> Floats:
     place = max(1, round(_EXCUSED * (wait_s.shape[-1] - 1)))
     if place > 1:
         return np.partition(wait_s, place, axis=-1)[..., place]
-    # Column by column, as in `perfd.analysis.operations.transfer_wait`.
+    # Column by column, as in `perfd.analysis.operations.communicator_waits`.
     columns = np.ascontiguousarray(np.moveaxis(wait_s, -1, 0))
     least, following = columns[0], np.full(columns.shape[1:], np.inf)
     for own in columns[1:]:

@@ -9,8 +9,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
 from perfd.analysis.layout import Names, group_names
-from perfd.analysis.operations.p2p_timing import with_waiting_receivers
-from perfd.analysis.operations.transfer_wait import (
+from perfd.analysis.operations.communicator_waits import (
     BROADCAST,
     MATCHED_OPERATIONS,
     Blames,
@@ -19,6 +18,7 @@ from perfd.analysis.operations.transfer_wait import (
     of_late_roots,
     split,
 )
+from perfd.analysis.operations.p2p_timing import with_waiting_receivers
 from perfd.model import ParallelLayout
 
 _BEHIND_S = 8.0

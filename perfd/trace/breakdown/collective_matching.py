@@ -3,7 +3,7 @@
 Operations match by (group, operation, sequence number) where the trace has one, else by their order within
 (group, operation) when all ranks of the group show the same number of them. Of a matched operation the
 shortest duration is the transfer, and what the others took longer is waiting
-(perfd.analysis.operations.transfer_wait).
+(perfd.analysis.operations.communicator_waits).
 A pair of sends and receives matches by (sender, receiver) and order; a kernel that sends and receives
 several messages is done with the last of them.
 """
@@ -17,8 +17,8 @@ from enum import StrEnum
 
 import numpy as np
 
+from perfd.analysis.operations.communicator_waits import WaitBlame, blame, split
 from perfd.analysis.operations.least_time import LeastTime, least_time
-from perfd.analysis.operations.transfer_wait import WaitBlame, blame, split
 from perfd.trace.breakdown.collective_instances import Instance, Key, instances
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.kernel_classes import collective_operation
