@@ -40,7 +40,7 @@ from perfd.aggregator.series import tune_memory
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import CollectiveStack, Ints
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
-from perfd.analysis.operations.communicator_batch import stacked
+from perfd.analysis.operations.communicator_waits import stacked
 from perfd.model import (
     CollectiveTimes,
     JobDescription,

@@ -13,7 +13,7 @@ from analysis.test_lateness import BUCKETS, STEP_S, blamed, gradients, judged, l
 from perfd.analysis.data.job_data import CollectiveStack
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
-from perfd.analysis.operations.communicator_batch import stacked
+from perfd.analysis.operations.communicator_waits import stacked
 from perfd.model import Event, EventKind, ParallelLayout, RankPlacement
 from tests.support.nccl_records import CollectiveTable, NcclTime, stacks_of
 

@@ -13,8 +13,7 @@ from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
 from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, LateRankLosses
 from perfd.analysis.collectives.step_losses import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.data.job_data import Bools, Floats
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
-from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS
+from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch, stacked
 from perfd.model import ParallelLayout
 from tests.support.nccl_records import CollectiveTable, stacks_of
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from analysis.jobs import step_table
 
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch, stacked
 from perfd.analysis.operations.operation_rate import mean_step_s, paced
 from perfd.model import ParallelLayout
 from tests.support.nccl_records import CollectiveTable, stacks_of

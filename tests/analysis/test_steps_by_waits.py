@@ -11,7 +11,7 @@ from analysis.jobs import job_data, step_table
 from perfd.analysis.collectives.steps_by_waits import in_steps
 from perfd.analysis.collectives.waits_by_step import waits_by_step
 from perfd.analysis.data.job_data import Floats, JobData, OperationPace
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch, stacked
 from perfd.model import ParallelLayout
 from tests.support.nccl_records import CollectiveTable, stacks_of
 

@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from perfd.analysis.operations.communicator_waits import (
-    blame,
-    bus_bandwidth_bytes_per_s,
-    of_late_roots,
-    split,
-)
+from perfd.analysis.collectives.by_group import bus_bandwidth_bytes_per_s
+from perfd.analysis.operations.communicator_waits import blame, of_late_roots, split
 
 
 def test_the_last_to_arrive_waits_for_nobody_and_the_others_for_it() -> None:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.communicator_waits import BROADCAST
+from perfd.analysis.operations.communicator_waits import BROADCAST, CommunicatorBatch
 from perfd.model import ParallelLayout
 
 _FEWEST = 20

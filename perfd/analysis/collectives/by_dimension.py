@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.layout import PAIR_OPERATION, dimension_name
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.model import ParallelLayout
 
 _FEWEST_OPERATIONS = 20

@@ -12,8 +12,8 @@ from perfd.analysis.data.job_data import Bools, Floats, Method
 from perfd.analysis.data.robust_stats import highest, known, median, over_last
 from perfd.analysis.layout import RankLocations
 from perfd.analysis.operations.bandwidth_model import BandwidthModel, expected_of
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.communicator_waits import bus_bandwidth_bytes_per_s
+from perfd.analysis.operations.bus_factor import bus_factor
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.model import TimingSource
 
 _TINY_BYTES = 64 * 1024
@@ -148,6 +148,18 @@ def measures_of(stack: CommunicatorBatch, where: RankLocations) -> Measures:
         expected=expected,
         latency_bound=expected.latency_bound(sizes),
     )
+
+
+def bus_bandwidth_bytes_per_s(operation: str, size_bytes: Floats, transfer_s: Floats, ranks: int) -> Floats:
+    """Bytes a second that each link of a ring would have to carry, by nccl-tests' convention.
+
+    Uses the transfer, not a rank's own duration: with waiting in it, a slow rank would look like a slow
+    network.
+    `size_bytes` is the whole message's.
+    """
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bandwidth = size_bytes / transfer_s * bus_factor(operation, ranks)
+        return np.where(transfer_s > 0, bandwidth, np.nan)
 
 
 def groups_of(stacks: Sequence[CommunicatorBatch], measures: Sequence[Measures]) -> tuple[NcclGroup, ...]:

@@ -22,7 +22,7 @@ from perfd.analysis.collectives.step_losses import AnalysisWindow
 from perfd.analysis.counterfactual import LateSet, is_over, late_ranks_together, late_stretch, step_change
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import by_peers, highest, mean, over_last
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
 from perfd.analysis.operations.peers_of_expert_groups import balanced, peers_in_expert_groups
 from perfd.model import ParallelLayout

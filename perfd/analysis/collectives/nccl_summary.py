@@ -35,7 +35,7 @@ from perfd.analysis.counterfactual import (
 )
 from perfd.analysis.data.job_data import Bools, Floats, Ints, JobData, NcclTimeTable
 from perfd.analysis.layout import ALONE, PAIR_OPERATION, LinkSpeeds, group_name, places, role_name
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch, ranks_behind, stacked
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch, ranks_behind, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.data.robust_stats import highest
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
 
 _MOST_RANKS = 12

@@ -18,8 +18,7 @@ from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import median, over_last
 from perfd.analysis.operations.bandwidth_model import BandwidthModel
 from perfd.analysis.operations.bus_factor import bus_factor
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS
+from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_OPERATIONS = 8

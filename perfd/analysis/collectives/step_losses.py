@@ -13,7 +13,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
 from perfd.analysis.data.robust_stats import mean
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 
 MOST_BLOCKS = 10
 """Steps required at most: with two ranks so many rule out chance (`_CHANCE`)."""

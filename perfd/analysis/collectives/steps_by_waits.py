@@ -18,8 +18,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints, JobData, OperationPace, StepTable
 from perfd.analysis.data.robust_stats import median
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS
+from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch
 from perfd.analysis.operations.operation_rate import MOST_STEPS, each_step_s, lines_of_steps, paced
 from perfd.analysis.operations.repeat_period import repeat_period
 

@@ -10,7 +10,7 @@ import numpy as np
 from perfd.analysis.collectives.late_rank_cost import NEEDED_AT_ONCE
 from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.data.robust_stats import median_of
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 
 _LEAST_PER_STEP = 0.7
 """Rarer operations cannot be assigned to a step."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints, StepTable
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 
 MOST_STEPS = 65_536
 """That are looked at one by one: four times as many as operations of a communicator are in memory."""

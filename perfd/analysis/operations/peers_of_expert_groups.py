@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
-from perfd.analysis.operations.communicator_batch import CommunicatorBatch
-from perfd.analysis.operations.communicator_waits import WaitSplit, blames_of
+from perfd.analysis.operations.communicator_waits import CommunicatorBatch, WaitSplit, blames_of
 
 _Number = TypeVar("_Number", np.float64, np.int64)
 

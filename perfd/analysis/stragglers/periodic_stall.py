@@ -9,7 +9,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, StepTable
 from perfd.analysis.data.robust_stats import median_of, sigma_of
-from perfd.analysis.operations.communicator_batch import stacked
+from perfd.analysis.operations.communicator_waits import stacked
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
