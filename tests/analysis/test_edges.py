@@ -12,8 +12,8 @@ from analysis.test_captured import captured, judged
 
 from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis.straggler_findings import Late, late
 from perfd.analysis.findings.finding_kind import Kind
-from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.gpu_peaks import load_peaks
 
 TIMED = {"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
+from perfd.analysis.diagnosis.imbalance_findings import one_rank_loads_slowly
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
 from perfd.analysis.stragglers import Pattern, Straggler

@@ -1,12 +1,27 @@
-"""Whose fault it is: findings that name a rank or a GPU."""
+"""Whose fault it is: findings that name a rank or a GPU.
+
+The collective of a stage shows that a rank came late, not why: in a pipeline all stages of a slow rank's
+pipeline are late for their own collectives, and in a tensor group its partners are. Those wait for the slow
+rank, too, only elsewhere: in receives, in collectives of the tensor group. So of all that are late, the one
+that waits least by its peers is the slow one.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.collectives import LateTogether, NcclRank
+from perfd.analysis.diagnosis.imbalance_findings import (
+    by_activity,
+    by_timers,
+    described,
+    look_at,
+    one_rank_loads_slowly,
+    with_others_alike,
+)
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.own_past_findings import (
     by_own_gpu,
@@ -18,57 +33,49 @@ from perfd.analysis.diagnosis.own_past_findings import (
     stalls_of,
 )
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import DataLoading
-from perfd.analysis.stragglers import Late, Pattern, Straggler, late, slow_together
+from perfd.analysis.stragglers import Pattern, slow_together
 from perfd.formatting import percent, rank_names
-from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
-_ALIKE = 0.75
-"""Of how long peers would wait for the slowest rank, what makes another one as slow. Chosen."""
-_MOST_ALIKE = 4
-"""Ranks that are named together: more are another kind of job. Chosen."""
-_COSTS_NOTHING = 0.25
-"""Of what the GPUs seem to show that peers wait for a rank, that these lose at least by when ranks arrive, if
-that is known: idle time of a GPU that no other rank waits for costs nothing. Chosen."""
-_SLOWER_CLOCK = 0.95
-"""Of the peers' median clock; above it the clock is not evidence. Chosen."""
+_SIGMAS = 5.0
+"""Standard errors that a gain must exceed. If two ranks take turns being late, as with unequal sequence
+lengths, one comes last in nearly all blocks of a window by chance in 1 of 100 windows. With 3 sigmas, one of
+them would be named in 1 of 500, with 5 in 1 of 11,000 (400,000 simulated windows of 30 steps, normal and
+uniform times)."""
+_LEAST_SLOWDOWN = 0.03
+"""By which the slowest rank leads the next one: less is the spread of healthy GPUs. Chosen."""
+_EXPLAINS = 0.6
+"""Of what ranks are late together, what the slow one's own excess must be."""
+_MOSTLY_SEEN = 0.8
+"""Least share of a rank's operations that must be known: the rank that lost more of them seems to wait less.
+Chosen."""
+_APART = 2.0
+"""How many times as far above its peers the slowest must be as the next one that is late."""
 
 
-def one_rank_loads_slowly(data: DataLoading) -> bool:
-    """Whether the slowest rank loads data for a good part of a step and the fastest does not."""
-    return (
-        data.share_ratio is not None
-        and data.least_ratio is not None
-        and (data.share_ratio - data.least_ratio >= THRESHOLDS.data_loading_spread_ratio)
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """Ranks that are late for the collectives of their peers."""
+
+    rank: NcclRank | None
+    """The slow one; None if it is unknown which of them it is."""
+    together: Sequence[int]
+    """All that are late, with it."""
+    gain_ratio: float
+    """The share of a step that the job would gain without their excess over their peers."""
+    last_ratio: float
+    step_s: float | None = None
+    """How long a step takes of which `gain_ratio` is a share."""
 
 
 def judge_straggler(facts: JobEvidence) -> Finding | None:
     """The rank that the others wait for, or its role if it may wait for data itself; None without one."""
     found = _slow_rank(facts)
     if found is not None and found.kind is Kind.STRAGGLER:
-        found = _with_others_alike(facts, found)
+        found = with_others_alike(facts, found)
     if found is None or not may_read_for_others(facts, found.concerned_ranks):
         return found
     return of_root(found)
-
-
-def _with_others_alike(facts: JobEvidence, found: Finding) -> Finding:
-    """The finding of a rank, and of others that compute about as much longer: each hides what others cost."""
-    culprits = [culprit.id for culprit in found.culprits if culprit.kind == "rank"]
-    for sorted_worst_first in (facts.stragglers_by_timers, facts.stragglers_by_activity):
-        computing = [one for one in sorted_worst_first if one.pattern is not Pattern.IDLE]
-        alike = [one for one in computing if one.wait_ratio >= _ALIKE * computing[0].wait_ratio]
-        if not 2 <= len(alike) <= _MOST_ALIKE or not set(culprits) <= {one.rank for one in alike}:
-            continue
-        return replace(
-            found,
-            culprits=tuple(Culprit(kind="rank", id=rank) for rank in sorted(one.rank for one in alike)),
-            evidence=(*found.evidence, *(_describe(one) for one in alike if one.rank != culprits[0])),
-            gain_ratio=max(found.gain_ratio or 0.0, min(one.wait_ratio for one in alike)),
-        )
-    return found
 
 
 def _slow_rank(facts: JobEvidence) -> Finding | None:
@@ -81,9 +88,9 @@ def _slow_rank(facts: JobEvidence) -> Finding | None:
     if facts.nccl.slow_since is not None and not may_be_last(facts, facts.nccl.slow_since):
         return by_own_past(facts, facts.nccl.slow_since)
     if facts.stragglers_by_timers:
-        return _by_timers(facts, facts.stragglers_by_timers[0])
+        return by_timers(facts, facts.stragglers_by_timers[0])
     for straggler in facts.stragglers_by_activity:
-        finding = _by_activity(facts, straggler)
+        finding = by_activity(facts, straggler)
         if finding is not None:
             return finding
     return by_own_gpu(facts)
@@ -125,11 +132,11 @@ def _of_those_together(facts: JobEvidence, slow: LateTogether) -> Finding | None
         f"They do in {percent(slow.persistence_ratio)} of recent steps ({facts.nccl.source}).",
     ]
     if slow.whole and slow.node:
-        culprit, look_at = Culprit(kind="node", id=slow.node), advice.slow_node(slow.node, slow.ranks)
+        culprit, hint = Culprit(kind="node", id=slow.node), advice.slow_node(slow.node, slow.ranks)
         gained = f"As fast as those, node {slow.node} would save"
     elif not slow.whole and slow.awaited_rank is not None:
         rank = slow.awaited_rank
-        culprit, look_at = Culprit(kind="rank", id=rank), advice.late_rank(rank)
+        culprit, hint = Culprit(kind="rank", id=rank), advice.late_rank(rank)
         evidence.append(f"Among themselves all others wait, and rank {rank} does not.")
         gained = f"As fast as its peers, rank {rank} would save"
     else:
@@ -140,7 +147,7 @@ def _of_those_together(facts: JobEvidence, slow: LateTogether) -> Finding | None
         culprits=(culprit,),
         ranks=tuple(slow.ranks) if slow.whole else (),
         evidence=[*evidence, f"{gained} {percent(slow.gain_ratio)} of the step."],
-        advice=look_at,
+        advice=hint,
         gain_ratio=slow.gain_ratio,
     )
 
@@ -185,7 +192,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         *_over(slow),
         *_of_those(arrivals, slow),
         *stalls_of(facts, slow.rank),
-        *(_describe(straggler) for straggler in agreeing),
+        *(described(straggler) for straggler in agreeing),
     ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
     return Finding(
@@ -193,7 +200,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         confidence=0.9 if agreeing else 0.8 if slow.busy_ratio is not None else 0.6,
         culprits=(Culprit(kind="rank", id=slow.rank),),
         evidence=evidence,
-        advice=_look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
+        advice=look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
         gain_ratio=arrivals.gain_ratio,
         step_s=arrivals.step_s,
     )
@@ -251,111 +258,91 @@ def _together(facts: JobEvidence, arrivals: Late) -> Finding:
     )
 
 
-def _by_timers(facts: JobEvidence, straggler: Straggler) -> Finding:
-    agreed = any(other.rank == straggler.rank for other in facts.stragglers_by_activity)
-    evidence = [
-        _describe(straggler),
-        f"Its peers wait for it about {percent(straggler.wait_ratio)} of each step.",
-    ]
-    if agreed:
-        evidence.append("The activity of its GPU (NVML) shows the same.")
-    return Finding(
-        kind=Kind.STRAGGLER,
-        confidence=0.9 if agreed else 0.8,
-        culprits=(Culprit(kind="rank", id=straggler.rank),),
-        evidence=[*evidence, *_clock_of(facts, straggler)],
-        advice=_look_at(straggler),
-        gain_ratio=straggler.wait_ratio,
+def late(
+    ranks: Sequence[NcclRank],
+    named_elsewhere: Collection[int] = (),
+    *,
+    steps_known: bool = True,
+    inner_groups: bool = False,
+) -> Late | None:
+    """The rank that its peers wait for in NCCL's kernels, if enough is caused by one, else None.
+
+    Persistence and magnitude are both needed: by chance some rank is always the last, and one that is always
+    the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow.
+    Before `steps_known`, operations of one size count as a step each. With `inner_groups` ranks may be late
+    because of others that are late with them.
+    """
+    least_ratio = (
+        THRESHOLDS.straggler_certain_wait_ratio
+        if steps_known
+        else THRESHOLDS.straggler_wait_without_steps_ratio
+    )
+    costly = [rank for rank in ranks if _persistent(rank) and _costly(rank, least_ratio)]
+    if not costly:
+        return _alike(ranks, least_ratio)
+    worst = max(costly, key=lambda rank: rank.gain_ratio or 0)
+    # Who is late with it may by chance be a little under what is worth a name; and the slow one may cost its
+    # own peers little, who wait for its pipeline elsewhere.
+    least = (worst.gain_ratio or 0) / 2
+    together = [rank for rank in ranks if _persistent(rank) or (rank.gain_ratio or 0) >= least]
+    return Late(
+        rank=_slowest(together, named_elsewhere, inner_groups=inner_groups),
+        together=tuple(rank.rank for rank in together),
+        gain_ratio=worst.gain_ratio or 0.0,
+        last_ratio=worst.last_ratio or 0.0,
+        step_s=worst.step_s,
     )
 
 
-def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
-    spread = _spread(facts)
-    if spread is not None and spread < straggler.wait_ratio / 2:
-        # All ranks need the same time by their timers, so the GPU's activity has another cause.
+def _alike(ranks: Sequence[NcclRank], least_ratio: float) -> Late | None:
+    """Ranks that are late by as much, so that each is the last in turn: a few of many, as on one bad node."""
+    alike = [rank for rank in ranks if _always_late(rank) and _costly(rank, least_ratio)]
+    last_ratio = sum(rank.last_ratio or 0.0 for rank in alike)
+    if len(alike) < 2 or last_ratio < THRESHOLDS.straggler_share_ratio:
         return None
-    if straggler.pattern is Pattern.IDLE and (
-        _costs_nothing(facts, straggler) or _partners_idle(facts, straggler)
-    ):
+    worst = max(alike, key=lambda rank: rank.gain_ratio or 0.0)
+    return Late(
+        rank=None,
+        together=tuple(rank.rank for rank in alike),
+        gain_ratio=worst.gain_ratio or 0.0,
+        last_ratio=last_ratio,
+        step_s=worst.step_s,
+    )
+
+
+def _always_late(rank: NcclRank) -> bool:
+    return (rank.persistence_ratio or 0) >= THRESHOLDS.straggler_block_persistence_ratio
+
+
+def _persistent(rank: NcclRank) -> bool:
+    return _always_late(rank) and (rank.last_ratio or 0) >= THRESHOLDS.straggler_share_ratio
+
+
+def _costly(rank: NcclRank, least_ratio: float) -> bool:
+    # Healthy jobs have less; with few steps, chance can cause more.
+    least = max(least_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
+    return (rank.gain_ratio or 0) >= least
+
+
+def _slowest(
+    together: Sequence[NcclRank], named_elsewhere: Collection[int], *, inner_groups: bool
+) -> NcclRank | None:
+    confirmed = [rank for rank in together if rank.rank in named_elsewhere]
+    if confirmed:
+        return confirmed[0]
+    alone = len(together) == 1
+    if alone and not inner_groups:
+        return together[0]
+    if any(rank.seen_ratio is not None and rank.seen_ratio < _MOSTLY_SEEN for rank in together):
         return None
-    idle = straggler.pattern is Pattern.IDLE
-    slow_input = idle and one_rank_loads_slowly(facts.data)
-    evidence = [_describe(straggler)]
-    evidence.append(f"Its peers wait for it about {percent(straggler.wait_ratio)} of each step.")
-    if spread is not None:
-        evidence.append(
-            f"The slowest rank computes {percent(spread)} of a step longer than the fastest (timers)."
-        )
-    if not idle and one_rank_loads_slowly(facts.data):
-        evidence.append(
-            f"One rank spends {percent(facts.data.share_ratio or 0)} of a step on data loading"
-            f" ({facts.data.source}), but its tensor cores are busy: this is GPU work."
-        )
-    return Finding(
-        kind=Kind.DATA_LOADING if slow_input else Kind.STRAGGLER,
-        confidence=0.9 if spread is not None else 0.6,
-        culprits=(Culprit(kind="rank", id=straggler.rank),),
-        evidence=[*evidence, *_clock_of(facts, straggler)],
-        advice=_look_at(straggler),
-        gain_ratio=straggler.wait_ratio,
-    )
-
-
-def _costs_nothing(facts: JobEvidence, straggler: Straggler) -> bool:
-    """Whether steps would be no shorter if the rank arrived with its peers: their hosts are late in turn."""
-    gains = [one.gain_ratio for one in facts.nccl.ranks if one.rank == straggler.rank]
-    known = [gain for gain in gains if gain is not None]
-    return bool(known) and max(known) < _COSTS_NOTHING * straggler.wait_ratio
-
-
-def _partners_idle(facts: JobEvidence, straggler: Straggler) -> bool:
-    """Whether others of its tensor group, which meet it in every layer, idle as well instead of waiting."""
-    tensor = facts.parallel.tp or 1
-    running = facts.activity.of_gpus(facts.activity.kernel_metric).tolist()
-    by_rank = {key.rank: ratio for key, ratio in zip(facts.activity.gpus, running, strict=True)}
-    first = straggler.rank - straggler.rank % tensor
-    partners = [by_rank.get(rank) for rank in range(first, first + tensor) if rank != straggler.rank]
-    waiting = by_rank.get(straggler.rank, np.nan) + straggler.wait_ratio / 2
-    return any(ratio is not None and ratio < waiting for ratio in partners)
-
-
-def _spread(facts: JobEvidence) -> float | None:
-    """How unequal ranks are by minima and maxima; with several stages it mixes in the stages' difference."""
-    return facts.breakdown.spread_ratio if facts.parallel.pp == 1 else None
-
-
-def _describe(straggler: Straggler) -> str:
-    source = "NVML" if straggler.source == "nvml" else straggler.source
-    steps = f"in {percent(straggler.persistence_ratio)} of steady steps ({source})"
-    if straggler.pattern is Pattern.SLOW_COMPUTE:
-        return f"Rank {straggler.rank} computes {straggler.ratio:.2f} times as long as its peers {steps}."
-    if straggler.pattern is Pattern.IDLE:
-        return (
-            f"The GPU of rank {straggler.rank} runs no kernel for {percent(straggler.ratio - 1)} more of the"
-            f" time than those of its peers, which wait in NCCL kernels, {steps}."
-        )
-    return (
-        f"The tensor cores of rank {straggler.rank} are active {straggler.ratio:.2f} times as much as those"
-        f" of its peers, whose SMs idle meanwhile, {steps}."
-    )
-
-
-def _clock_of(facts: JobEvidence, straggler: Straggler) -> list[str]:
-    clocks = facts.activity.of_gpus(GpuColumn.SM_CLOCK)
-    own = [
-        clock for key, clock in zip(facts.activity.gpus, clocks, strict=True) if key.rank == straggler.rank
-    ]
-    others = [
-        clock for key, clock in zip(facts.activity.gpus, clocks, strict=True) if key.rank in straggler.peers
-    ]
-    if not own or not others or not np.isfinite([*own, *others]).all():
-        return []
-    relative = own[0] / float(np.median(others))
-    if relative > _SLOWER_CLOCK:
-        return []
-    return [f"Its SM clock is {percent(relative)} of theirs (NVML)."]
-
-
-def _look_at(straggler: Straggler) -> str:
-    idle = straggler.pattern is Pattern.IDLE
-    return advice.slow_host(straggler.rank) if idle else advice.slow_gpu(straggler.rank)
+    if alone:
+        return together[0]
+    # Who waits so much less than its peers that it explains how late they are together.
+    least = max(rank.gain_ratio or 0.0 for rank in together) * _EXPLAINS
+    explaining = [rank for rank in together if (rank.excess_ratio or 0.0) >= least]
+    if len(explaining) == 1:
+        return explaining[0]
+    by_slowdown = sorted(together, key=lambda rank: -(rank.slowdown_ratio or 0))
+    first, second = (max(0.0, (rank.slowdown_ratio or 0) - 1) for rank in by_slowdown[:2])
+    apart = first - second >= _LEAST_SLOWDOWN and first >= _APART * second
+    return by_slowdown[0] if apart else None

@@ -2,7 +2,6 @@
 
 from perfd.analysis.stragglers.expert_imbalance import ExpertImbalance, expert_imbalance
 from perfd.analysis.stragglers.host_contention import HostContention, cpu_wait_of_all, host_contention
-from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.analysis.stragglers.peer_comparison import (
     ActivityComparison,
     Pattern,
@@ -29,7 +28,6 @@ __all__ = [
     "ActivityComparison",
     "ExpertImbalance",
     "HostContention",
-    "Late",
     "OwnWork",
     "Pattern",
     "PeriodicStall",
@@ -44,7 +42,6 @@ __all__ = [
     "cpu_wait_of_all",
     "expert_imbalance",
     "host_contention",
-    "late",
     "only_reader",
     "only_readers",
     "periodic_stall",

@@ -12,7 +12,7 @@ from perfd.analysis.collectives import LateTogether
 from perfd.thresholds import THRESHOLDS
 
 _SIGMAS = 5.0
-"""Standard errors that a gain must exceed, as for a rank (`late_ranks`)."""
+"""Standard errors that a gain must exceed, as for a rank (`straggler_findings`)."""
 _LEAST = 2 / 3
 """Of what makes a rank a straggler: the delays of several ranks hardly agree by chance. Chosen."""
 _APART = 0.5
