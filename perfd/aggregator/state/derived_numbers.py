@@ -182,12 +182,8 @@ def _with_step_time(captured: Captured, steps: StepTable) -> Captured:
 
 def _newest(steps: StepTable, window_steps: int | None, since_unix_s: float | None) -> StepTable:
     if since_unix_s is not None:
-        steps = _rows(steps, slice(len(steps) - int((steps.time_unix_s >= since_unix_s).sum()), None))
-    return steps if window_steps is None else _rows(steps, slice(-window_steps, None))
-
-
-def _rows(steps: StepTable, rows: slice) -> StepTable:
-    return StepTable(**{f.name: getattr(steps, f.name)[rows] for f in dataclasses.fields(StepTable)})
+        steps = steps.rows(slice(len(steps) - int((steps.time_unix_s >= since_unix_s).sum()), None))
+    return steps if window_steps is None else steps.rows(slice(-window_steps, None))
 
 
 def ports_bytes_per_s(node: NodeState) -> float | None:

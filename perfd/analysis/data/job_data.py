@@ -47,6 +47,10 @@ class StepTable:
     """The first loss of the line."""
     learning_rate: Floats
 
+    def rows(self, chosen: Bools | slice) -> StepTable:
+        """Those lines only, by a mask or their places; of places the columns are views."""
+        return StepTable(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
+
     def __len__(self) -> int:
         return len(self.step)
 

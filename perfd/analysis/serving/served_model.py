@@ -83,20 +83,23 @@ def served_model(config: Mapping[str, Any], arguments: Mapping[str, Any] | None 
 
 
 def _shape(config: Mapping[str, Any]) -> ModelShape | None:
-    layers, hidden = _size(config, "num_hidden_layers", "n_layer"), _size(config, "hidden_size", "n_embd")
-    heads = _size(config, "num_attention_heads", "n_head")
+    layers, hidden = (
+        first_size(config, "num_hidden_layers", "n_layer"),
+        first_size(config, "hidden_size", "n_embd"),
+    )
+    heads = first_size(config, "num_attention_heads", "n_head")
     if not (layers and hidden and heads):
         return None
-    ffn = _size(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
+    ffn = first_size(config, "intermediate_size", "ffn_dim", "n_inner") or 4 * hidden
     return ModelShape(
         layers=layers,
         hidden_size=hidden,
         ffn_size=ffn,
         attention_heads=heads,
-        kv_heads=_size(config, "num_key_value_heads", "num_kv_heads") or heads,
-        head_size=_size(config, "head_dim") or hidden // heads,
-        sequence_length=_size(config, "max_position_embeddings", "n_positions") or 0,
-        vocab_size=_size(config, "vocab_size"),
+        kv_heads=first_size(config, "num_key_value_heads", "num_kv_heads") or heads,
+        head_size=first_size(config, "head_dim") or hidden // heads,
+        sequence_length=first_size(config, "max_position_embeddings", "n_positions") or 0,
+        vocab_size=first_size(config, "vocab_size"),
         gated_mlp=_word(config.get("hidden_act")) in {"silu", "swiglu", "gelu_pytorch_tanh", "swish"},
         moe=_moe(config, layers, ffn),
         mla=_mla(config),
@@ -104,16 +107,16 @@ def _shape(config: Mapping[str, Any]) -> ModelShape | None:
 
 
 def _moe(config: Mapping[str, Any], layers: int, ffn: int) -> MoeShape | None:
-    experts = _size(config, "n_routed_experts", "num_local_experts", "num_experts")
-    top_k = _size(config, "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
+    experts = first_size(config, "n_routed_experts", "num_local_experts", "num_experts")
+    top_k = first_size(config, "num_experts_per_tok", "num_experts_per_token", "experts_per_token")
     if not experts or not top_k or experts < 2:
         return None
-    size = _size(config, "moe_intermediate_size") or ffn
-    shared = _size(config, "shared_expert_intermediate_size") or (
-        (_size(config, "n_shared_experts") or 0) * size
+    size = first_size(config, "moe_intermediate_size") or ffn
+    shared = first_size(config, "shared_expert_intermediate_size") or (
+        (first_size(config, "n_shared_experts") or 0) * size
     )
-    dense_first = _size(config, "first_k_dense_replace") or 0
-    every = _size(config, "moe_layer_freq", "decoder_sparse_step") or 1
+    dense_first = first_size(config, "first_k_dense_replace") or 0
+    every = first_size(config, "moe_layer_freq", "decoder_sparse_step") or 1
     return MoeShape(
         experts=experts,
         top_k=top_k,
@@ -124,12 +127,12 @@ def _moe(config: Mapping[str, Any], layers: int, ffn: int) -> MoeShape | None:
 
 
 def _mla(config: Mapping[str, Any]) -> MlaShape | None:
-    rank, rope = _size(config, "kv_lora_rank"), _size(config, "qk_rope_head_dim")
-    nope, value = _size(config, "qk_nope_head_dim"), _size(config, "v_head_dim")
+    rank, rope = first_size(config, "kv_lora_rank"), first_size(config, "qk_rope_head_dim")
+    nope, value = first_size(config, "qk_nope_head_dim"), first_size(config, "v_head_dim")
     if not (rank and rope and nope and value):
         return None
     return MlaShape(
-        q_lora_rank=_size(config, "q_lora_rank"),
+        q_lora_rank=first_size(config, "q_lora_rank"),
         kv_lora_rank=rank,
         qk_head_dim=nope,
         qk_pos_emb_head_dim=rope,
@@ -138,7 +141,7 @@ def _mla(config: Mapping[str, Any]) -> MlaShape | None:
 
 
 def _window(config: Mapping[str, Any], layers: int) -> tuple[int, int | None]:
-    window = _size(config, "sliding_window")
+    window = first_size(config, "sliding_window")
     kinds = config.get("layer_types")
     if not window or config.get("use_sliding_window") is False:
         return 0, None
@@ -188,7 +191,8 @@ def _precision(method: str | None, dtype: str) -> str:
     return "fp16" if dtype in {"float16", "half", "fp16"} else "bf16"
 
 
-def _size(config: Mapping[str, Any], *names: str) -> int | None:
+def first_size(config: Mapping[str, Any], *names: str) -> int | None:
+    """The first of the named values that is a whole number above 0; None without one."""
     for name in names:
         value = config.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from perfd.analysis.serving.served_model import first_size
 from perfd.analysis.serving.serving_theory import ServingLayout
 
 _TP = ("tp_size", "tensor_parallel_size")
@@ -33,13 +34,13 @@ class ServerSetup:
 
 def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> ServerSetup:
     """Read an engine's arguments, whichever engine's they are."""
-    tp = _count(arguments, _TP)
+    tp = first_size(arguments, *_TP)
     layout = None
     if tp is not None:
         layout = ServingLayout(
             tp=tp,
-            pp=_count(arguments, _PP) or 1,
-            dp=_count(arguments, _DP) or 1,
+            pp=first_size(arguments, *_PP) or 1,
+            dp=first_size(arguments, *_DP) or 1,
             attention_dp=arguments.get("enable_dp_attention") is True,
         )
     model = next((arguments[name] for name in _MODEL if isinstance(arguments.get(name), str)), None)
@@ -79,16 +80,8 @@ def completed(reported: ServerSetup | None, started: Mapping[str, Any]) -> Serve
 
 
 def _limit(arguments: Mapping[str, Any]) -> float | None:
-    whole, each = _count(arguments, _LIMIT_OF_SERVER), _count(arguments, _LIMIT_OF_REPLICA)
-    return whole if whole is not None or each is None else each * (_count(arguments, _DP) or 1)
-
-
-def _count(arguments: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
-    for name in names:
-        value = arguments.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
-    return None
+    whole, each = first_size(arguments, *_LIMIT_OF_SERVER), first_size(arguments, *_LIMIT_OF_REPLICA)
+    return whole if whole is not None or each is None else each * (first_size(arguments, *_DP) or 1)
 
 
 def _text(value: object) -> str | None:

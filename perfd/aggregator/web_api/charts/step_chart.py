@@ -46,7 +46,7 @@ def progress_columns(
     steady = np.zeros(len(steps), dtype=bool)
     steady[steady_rows(steps, events).rows] = True
     chosen = _chosen(steps, within, newest_s)
-    steps, steady = _rows(steps, chosen), steady[chosen]
+    steps, steady = steps.rows(chosen), steady[chosen]
     count = len(steps)
     size = max(1, -(-count // points))
     last = np.minimum(np.arange(0, count, size) + size, count) - 1
@@ -91,15 +91,11 @@ def together(earlier: StepTable, later: StepTable) -> StepTable:
     """Both tables as one, without what is in the later one already."""
     if not len(later):
         return earlier
-    kept = _rows(earlier, earlier.step < later.step[0])
+    kept = earlier.rows(earlier.step < later.step[0])
     columns = [field.name for field in dataclasses.fields(StepTable)]
     return StepTable(
         **{name: np.concatenate([getattr(kept, name), getattr(later, name)]) for name in columns}
     )
-
-
-def _rows(steps: StepTable, chosen: Any) -> StepTable:  # noqa: ANN401  (a mask of rows)
-    return StepTable(**{one.name: getattr(steps, one.name)[chosen] for one in dataclasses.fields(StepTable)})
 
 
 def _phases(phases: PhaseTable | None, steps: StepTable) -> Mapping[str, Floats]:
