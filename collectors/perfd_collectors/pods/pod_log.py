@@ -8,7 +8,7 @@ from __future__ import annotations
 import gzip
 import os
 import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -44,9 +44,8 @@ class ContainerLog:
     say in a look after the next one was there: the runtime may still write to the older one for a moment.
     """
 
-    def __init__(self, folder: Path, files: Callable[[Path], Sequence[LogFile]] = log_files) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._files = files
         self._open: BinaryIO | None = None
         self._raw: BinaryIO | None = None
         """The file itself, where `_open` decompresses it."""
@@ -65,7 +64,7 @@ class ContainerLog:
         parts: list[LogPart] = []
         if self._given_up:
             return parts
-        files = self._files(self._folder)
+        files = log_files(self._folder)
         if self._open is None:
             newest = max((file.attempt for file in files), default=0)
             first = next((file for file in files if file.attempt == newest), None)

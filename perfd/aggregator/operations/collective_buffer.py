@@ -57,10 +57,10 @@ class CollectiveBuffer:
     it is full, so that adding costs little; a look copies what is held.
     """
 
-    def __init__(self, operation: str, columns: int, span: int = 1, *, starts: bool = False) -> None:
+    def __init__(self, operation: str, columns: int, *, starts: bool = False) -> None:
         """With `starts` it is held when operations began, too."""
         self._operation = operation
-        self._span = span
+        self._span = 1
         self._free: list[int] = []
         self._names: list[str] = []
         self._timings: list[TimingSource] = []

@@ -27,6 +27,8 @@ from perfd.report.render.html import to_html
 
 _MAX_REGRESSION_RATIO = 0.03
 """Where a request does not say: as `perfd compare`."""
+_FILE_TIMEOUT_S = 5.0
+"""For the files of a capture, whose file system may not answer. Chosen."""
 
 
 class SummarySource(Protocol):
@@ -66,13 +68,12 @@ def compare_routes(
     source: RunSource,
     *,
     documents: Callable[[Mapping[str, Any]], Sequence[dict[str, Any]]] | None = None,
-    file_timeout_s: float = 5.0,
 ) -> dict[str, Handler]:
     """`/api/v1/compare` and `/reports/compare`, both with `?a=JOB&b=JOB`.
 
     `documents` reads the analyses of a capture; by default those that are here.
     """
-    patience = TimeoutCall(file_timeout_s)
+    patience = TimeoutCall(_FILE_TIMEOUT_S)
 
     def measured(name: str) -> MeasuredRun:
         run = measures_of_summary(_known(source, name), name)

@@ -192,10 +192,10 @@ def abstract(name: str) -> bytes:
     return b"\0" + name.encode() + b"\0"
 
 
-def answered_by_others(directory: Path | None, name: str = NAME) -> str:
+def answered_by_others(directory: Path | None) -> str:
     """The program that answers libkineto there, and what to do; empty while the name is free."""
-    address = abstract(name) if directory is None else directory / name
-    return _taken(directory, name) if listened_to(address) else ""
+    address = abstract(NAME) if directory is None else directory / NAME
+    return _taken(directory, NAME) if listened_to(address) else ""
 
 
 def _taken(directory: Path | None, name: str) -> str:

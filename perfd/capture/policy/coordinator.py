@@ -9,7 +9,7 @@ from typing import Any
 
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.capture_json import state_name, to_json
-from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
+from perfd.capture.policy.capture_policy import CapturePolicy
 from perfd.capture.policy.capture_record import Capture, CaptureReport
 from perfd.capture.policy.policy_events import (
     Action,
@@ -61,11 +61,10 @@ class CaptureCoordinator:
         self,
         profiles: Mapping[str, CaptureProfile],
         *,
-        patience: CaptureTimeouts | None = None,
         history: int = 1000,
     ) -> None:
         check_profiles(profiles)
-        self._policy = CapturePolicy(profiles, patience)
+        self._policy = CapturePolicy(profiles)
         self._outbox: deque[tuple[str, CaptureRequest | CaptureCancel]] = deque()
         self._captures: dict[str, Capture] = {}
         self._changed: dict[str, None] = {}

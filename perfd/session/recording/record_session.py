@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfd.agent.collection import Runner, create_tasks
-from perfd.clock import Clock, SystemClock
+from perfd.clock import SystemClock
 from perfd.collector import Settings
 from perfd.config import AgentConfig
 from perfd.errors import RecordingError
@@ -27,14 +27,13 @@ def record(
     job: str,
     stop: threading.Event,
     duration_s: float | None,
-    clock: Clock | None = None,
 ) -> None:
     """Write a recording until `stop` is set, for at most `duration_s`.
 
     Raises `RecordingError` if it cannot be written, at the start or later, and
     `Unavailable` or `ConfigError` as an agent would.
     """
-    clock = clock or SystemClock()
+    clock = SystemClock()
     settings = Settings(node=node, job=job, clock=clock, proc=Path(config.proc), sys=Path(config.sys))
     writer = RecordingWriter(directory, name=job, start_unix_ns=clock.unix_ns())
     failures: list[RecordingError] = []

@@ -19,7 +19,7 @@ import numpy as np
 from perfd.errors import TraceError
 from perfd.trace.memory.memory_snapshot import MemoryEvent, Stack, StackFrame
 from perfd.trace.model.host_spans import HostSpans, SpanKind
-from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeEvent, ChromeFile
+from perfd.trace.readers.chrome_json import ChromeEvent, ChromeFile
 from perfd.trace.readers.detailed_events import DetailedEvent, detail_of, whole
 from perfd.trace.readers.kineto_columns import Columns, Times
 from perfd.trace.readers.kineto_host_spans import HostSpanEvents, code_line
@@ -46,9 +46,9 @@ class ProfiledMemory:
     """Held of CUDA after each event."""
 
 
-def read_profiled_memory(path: Path, piece_bytes: int = PIECE_BYTES) -> list[ProfiledMemory]:
+def read_profiled_memory(path: Path) -> list[ProfiledMemory]:
     """The GPUs whose memory changes in a trace; raises `TraceError`, naming the file, if there are none."""
-    file = ChromeFile(path, piece_bytes, DetailedEvent)
+    file = ChromeFile(path, event_type=DetailedEvent)
     spans, changes = HostSpanEvents(), _Changes()
     threads: dict[object, int] = {}
     for piece in file.pieces():

@@ -15,6 +15,8 @@ _SAME_VALUE = frozenset(
 )
 _REDUCING = frozenset({"all-reduce", "all-reduce-start", "reduce-scatter", "reduce-scatter-start"})
 _GATHERING = frozenset({"all-gather", "all-gather-start", "all-gather-done"})
+_HOPS, _MOST_NEIGHBORS = 2, 40
+"""How far around an operation others are shown, and how many at most: about a screen. Chosen."""
 _MOST_HOPS = 8
 """Through operations that only pass a value on, such as bitcasts, so that a cycle ends."""
 
@@ -184,15 +186,13 @@ def _first(sizes: Mapping[str, int | None], names: Iterator[str]) -> int | None:
     return next((size for name in names if (size := sizes.get(name)) and size > 1), None)
 
 
-def neighbors(
-    instructions: Mapping[str, Instruction], name: str, *, hops: int = 2, most: int = 40
-) -> dict[str, int]:
+def neighbors(instructions: Mapping[str, Instruction], name: str) -> dict[str, int]:
     """Operations by distance from one: negative for its operands, positive for its readers."""
     readers = _readers(instructions)
     levels = {name: 0}
     for sign in (-1, 1):
         border = [name]
-        for hop in range(1, hops + 1):
+        for hop in range(1, _HOPS + 1):
             beyond = [
                 other
                 for one in border
@@ -203,6 +203,6 @@ def neighbors(
                 )
                 if other in instructions and other not in levels
             ]
-            border = list(dict.fromkeys(beyond))[: max(0, most - len(levels))]
+            border = list(dict.fromkeys(beyond))[: max(0, _MOST_NEIGHBORS - len(levels))]
             levels |= dict.fromkeys(border, sign * hop)
     return levels

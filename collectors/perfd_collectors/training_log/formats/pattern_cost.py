@@ -18,6 +18,8 @@ _RECURSION = 100_000
 """The count recurses once per character and item, of texts of at most a few hundred characters."""
 _UNBOUNDED_FROM = 64
 """A repeat of so many characters and more counts as unbounded."""
+_SIZE = 32
+"""Characters of the shorter text; the longer one has twice as many. Chosen."""
 _FILLERS = (
     *(" ", "a", "1", ".", "-", "/"),
     *("a ", "1,", "[", "|", "=", ":", "a.", "'a', ", "1 ", "_", "(", "{", "<"),
@@ -164,17 +166,17 @@ class StepCounter:
         return at == len(text) or (at == len(text) - 1 and text[at] == "\n")
 
 
-def growth(pattern: re.Pattern[Any], *, anywhere: bool, size: int = 32) -> tuple[float, str]:
+def growth(pattern: re.Pattern[Any], *, anywhere: bool) -> tuple[float, str]:
     """By what factor the steps grow at most when a text doubles, and the text; near 2 when linear."""
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(max(limit, _RECURSION))
     try:
-        return _growth(pattern, anywhere=anywhere, size=size)
+        return _growth(pattern, anywhere=anywhere)
     finally:
         sys.setrecursionlimit(limit)
 
 
-def _growth(pattern: re.Pattern[Any], *, anywhere: bool, size: int) -> tuple[float, str]:
+def _growth(pattern: re.Pattern[Any], *, anywhere: bool) -> tuple[float, str]:
     source = pattern.pattern
     text = source.decode("latin-1") if isinstance(source, bytes) else source
     counter = StepCounter(text, pattern.flags & ~re.UNICODE & ~re.ASCII & ~re.DEBUG)
@@ -185,9 +187,9 @@ def _growth(pattern: re.Pattern[Any], *, anywhere: bool, size: int) -> tuple[flo
     for prefix in prefixes:
         for pump in [*repeated, *(_FILLERS[:6] if prefix else _FILLERS)]:
             for fail in _FAILS:
-                count = max(6, size // len(pump))
+                count = max(6, _SIZE // len(pump))
                 small = counter.steps_on(prefix + pump * count + fail, anywhere=anywhere)
-                if small < 4 * size:
+                if small < 4 * _SIZE:
                     continue
                 large = counter.steps_on(prefix + pump * (2 * count) + fail, anywhere=anywhere)
                 if large >= _MOST_STEPS:

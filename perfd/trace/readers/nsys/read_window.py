@@ -57,22 +57,19 @@ class ReadWindow:
         )
 
 
-def limited(
-    connection: sqlite3.Connection, tables: Container[str], most: int | None = None
-) -> ReadWindow | None:
-    """The window of an export with more than `most` records (`MAX_RECORDS`), in the middle of its records.
+def limited(connection: sqlite3.Connection, tables: Container[str]) -> ReadWindow | None:
+    """The window of an export with more than `MAX_RECORDS` records, in the middle of its records.
 
     From then on each query of `connection` finds the records of that window only. None, and no change, for a
     smaller export.
     """
-    most = MAX_RECORDS if most is None else most
     rows = {
         table: connection.execute(f"SELECT MAX(rowid) FROM {table}").fetchone()[0] or 0  # noqa: S608
         for table in _WEIGHTS
         if table in tables
     }
     records = sum(_WEIGHTS[table] * count for table, count in rows.items())
-    if records <= most:
+    if records <= MAX_RECORDS:
         return None
     starts = sorted(
         start
@@ -81,7 +78,7 @@ def limited(
     )
     if not starts:
         return None
-    left_out = 0.5 - most / records / 2
+    left_out = 0.5 - MAX_RECORDS / records / 2
     window = ReadWindow(
         start_ns=starts[int(left_out * len(starts))],
         end_ns=starts[min(len(starts) - 1, int((1 - left_out) * len(starts)))],
