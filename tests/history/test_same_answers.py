@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+import msgspec
 import pytest
 from aggregator.support import START_S, fleet, source
 from history.support import SqliteLocation, write
@@ -106,7 +107,7 @@ def answers(history):
         "alerts": sorted(map(repr, history.alerts(limit=99))),
         "engine": history.engine_state(),
         "exporters": [history.exporter_state(name) for name in names],
-        "captures": sorted(map(repr, history.captures(dict, limit=99))),
+        "captures": sorted(map(repr, history.captures(msgspec.json.decode, limit=99))),
         "steps": [history.steps(name, first_step=1, limit=5) for name in names],
         "summaries": [history.summary(name) for name in names],
         "ended": [history.ended_jobs(words, ["b"], offset=0, limit=9) for words in ((), ("b",), ("%",))],

@@ -44,6 +44,8 @@ _RECORDED_WITHIN_S = 5.0
 """A request waits so long for history to store that its capture began. Chosen."""
 _MOST_AUDITED = 4096
 """Captures that are remembered so that the audit log has each beginning once."""
+_STORED = msgspec.json.Decoder(Capture)
+"""Made at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
 
 Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 """Sends a message to the agent of a node, from any thread."""
@@ -94,7 +96,7 @@ class CaptureService:
         self._interrupted: Sequence[Capture] = ()
         """Captures whose reports a restart interrupted."""
         if history is not None:
-            stored = history.captures(Capture, limit=1000)
+            stored = history.captures(_STORED.decode, limit=1000)
             self._audited = dict.fromkeys(one.capture_id for one in stored)
             since_unix_s = self._now() - RETRY_FOR_S
             self._interrupted = [one for one in stored if lacks_report(one, since_unix_s)]

@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
 """Wait before retrying a partition that failed to start, for example because its history is still locked."""
+_STARTS_AT_ONCE = 2
+"""Starts of partitions: each waits for some 35 answers of the database, while another one can work. More
+would take time from partitions that run. All types that they decode are prepared at import: msgspec 0.22
+crashes if two threads first decode a type at once."""
 _STOP_WITHIN_S = 12.0
 """For all partitions together to finish their writes; below the 15 s after which many supervisors kill."""
 
@@ -70,9 +74,7 @@ class AggregatorGroup:
         self._busy: set[int] = set()
         """Partitions being started or stopped."""
         self._lock = threading.Lock()
-        self._starting = threading.Lock()
-        """Partitions start one at a time: msgspec 0.22 crashes if two threads first decode a type
-        concurrently, which reading their histories would do."""
+        self._starting = threading.Semaphore(_STARTS_AT_ONCE)
         self._workers = ThreadPoolExecutor(group.partitions, "perfd-partition")
         self._thread = threading.Thread(target=self._run, name="perfd-partitions", daemon=True)
 

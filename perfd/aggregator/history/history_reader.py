@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -35,11 +35,6 @@ from perfd.rules.rule_model import EngineState
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_FACTS: dict[str, type[GpuInfo | RankPlacement | ServerInfo]] = {
-    "gpu": GpuInfo,
-    "rank": RankPlacement,
-    "server": ServerInfo,
-}
 
 
 class _StoredPast(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +43,18 @@ class _StoredPast(msgspec.Struct, frozen=True, kw_only=True):
     past: JobPast = JobPast()
 
 
+# All are made at import: msgspec 0.22 crashes if two threads decode a type that none has decoded before, and
+# the partitions of a group read their histories concurrently.
 _DESCRIPTIONS, _EVENTS = msgspec.json.Decoder(JobDescription), msgspec.json.Decoder(Event)
-_PASTS = msgspec.json.Decoder(_StoredPast)
-"""Created at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
+_PASTS, _ORIGINS = msgspec.json.Decoder(_StoredPast), msgspec.json.Decoder(JobOrigin)
+_ALERTS, _ENGINE_STATES = msgspec.msgpack.Decoder(Alert), msgspec.msgpack.Decoder(EngineState)
+_NODE_RECORDS, _INCIDENTS = msgspec.json.Decoder(NodeRecord), msgspec.json.Decoder(Incident)
+_DRAINS = msgspec.json.Decoder(Drain)
+_FACTS: Mapping[str, Callable[[bytes], GpuInfo | RankPlacement | ServerInfo]] = {
+    "gpu": msgspec.json.Decoder(GpuInfo).decode,
+    "rank": msgspec.json.Decoder(RankPlacement).decode,
+    "server": msgspec.json.Decoder(ServerInfo).decode,
+}
 _SUMMARY = "SELECT summary FROM jobs WHERE job = ? AND summary IS NOT NULL ORDER BY attempt DESC LIMIT 1"
 """The newest summary of a job."""
 
@@ -136,12 +140,12 @@ class HistoryReader:
     def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement | ServerInfo]]:
         """What is known of nodes, with each node's name."""
         query = "SELECT node, kind, body FROM node_facts WHERE kind != 'origin' ORDER BY received_unix_s"
-        return self._rows(query, (), lambda row: (row[0], msgspec.json.decode(row[2], type=_FACTS[row[1]])))
+        return self._rows(query, (), lambda row: (row[0], _FACTS[row[1]](row[2])))
 
     def origins(self) -> list[tuple[str, str, JobOrigin]]:
         """Whose each job is: a node that reported it, its name here, and the origin with the node's name."""
         query = "SELECT node, key, body FROM node_facts WHERE kind = 'origin'"
-        return self._rows(query, (), lambda row: (*row[:2], msgspec.json.decode(row[2], type=JobOrigin)))
+        return self._rows(query, (), lambda row: (*row[:2], _ORIGINS.decode(row[2])))
 
     def jobs_since(self, unix_s: float, *, steps: int, phases: int) -> list[StoredJob]:
         """The jobs that sent since a time: the newest attempt, with at most that many of its newest rows."""
@@ -164,14 +168,14 @@ class HistoryReader:
         )
 
         def alert(row: tuple[Any, ...]) -> Alert:
-            return replace(msgspec.msgpack.decode(row[0], type=Alert), first_step=row[1])
+            return replace(_ALERTS.decode(row[0]), first_step=row[1])
 
         return self._rows(query, (limit,), alert)[::-1]
 
     def engine_state(self) -> EngineState | None:
         """Where the rule engine was, or None."""
         query = "SELECT body FROM engine"
-        found = self._rows(query, (), lambda row: msgspec.msgpack.decode(row[0], type=EngineState))
+        found = self._rows(query, (), lambda row: _ENGINE_STATES.decode(row[0]))
         return found[0] if found else None
 
     def exporter_state(self, exporter: str) -> bytes | None:
@@ -180,22 +184,22 @@ class HistoryReader:
         found = self._rows(query, (exporter,), lambda row: bytes(row[0]))
         return found[0] if found else None
 
-    def captures(self, kind: type[_T], *, limit: int) -> list[_T]:
-        """The newest captures, decoded as `kind`, oldest first."""
+    def captures(self, decode: Callable[[bytes], _T], *, limit: int) -> list[_T]:
+        """The newest captures, as `decode` makes them of their JSON, oldest first."""
         query = "SELECT body FROM captures ORDER BY requested_unix_s DESC LIMIT ?"
-        return self._rows(query, (limit,), lambda row: msgspec.json.decode(row[0], type=kind))[::-1]
+        return self._rows(query, (limit,), lambda row: decode(row[0]))[::-1]
 
     def node_ledger(self) -> tuple[list[NodeRecord], list[Incident]]:
         """What is remembered of nodes."""
-        return self._node_memory("node", NodeRecord), self._node_memory("incident", Incident)
+        return self._node_memory("node", _NODE_RECORDS), self._node_memory("incident", _INCIDENTS)
 
     def node_drains(self) -> list[Drain]:
         """The nodes that were taken out of scheduling, oldest first."""
-        return self._node_memory("drain", Drain)
+        return self._node_memory("drain", _DRAINS)
 
-    def _node_memory(self, kind: str, of: type[_T]) -> list[_T]:
+    def _node_memory(self, kind: str, decoder: msgspec.json.Decoder[_T]) -> list[_T]:
         query = "SELECT body FROM node_memory WHERE kind = ? ORDER BY unix_s"
-        return self._rows(query, (kind,), lambda row: msgspec.json.decode(row[0], type=of))
+        return self._rows(query, (kind,), lambda row: decoder.decode(row[0]))
 
     def steps(self, job: str, *, first_step: int, limit: int) -> list[dict[str, Any]]:
         """Stored progress lines of the newest attempt that has the step, as the columns of the table."""

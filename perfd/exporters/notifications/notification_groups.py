@@ -69,6 +69,10 @@ class _State(msgspec.Struct, frozen=True, kw_only=True):
     sent: list[tuple[AlertGroup, float]]
 
 
+_STATES = msgspec.msgpack.Decoder(_State)
+"""Made at import: msgspec 0.22 crashes if two threads first decode a type concurrently."""
+
+
 class NotificationGroups:
     """The alerts of one receiver: what it was notified of, and what waits.
 
@@ -153,7 +157,7 @@ class NotificationGroups:
 
     def restore(self, state: bytes) -> None:
         """Go on from the state of an earlier process; raises `msgspec.DecodeError` if it is not one."""
-        found = msgspec.msgpack.decode(state, type=_State)
+        found = _STATES.decode(state)
         self._tracked = {one.alert.identity: one for one in found.alerts if self._matches(one.alert)}
         self._sent = dict(found.sent)
 
