@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from functools import partial
 from itertools import islice
 from operator import attrgetter
 from types import UnionType
@@ -46,8 +45,8 @@ _MAX_VALUES = 65_536
 """Of a list or a mapping by rank in a record: one for each rank of the largest job."""
 
 _Encode = Callable[[Any], Any]
-_Cut = Counter[str] | None
-"""Counts what is left out, by the name of the bound; None: there are no bounds."""
+_Cut = dict[str, int] | None
+"""Counts what is left out, by the name of the bound, from 0 on; None: there are no bounds."""
 _Decode = Callable[[Any, _Cut], Any]
 
 
@@ -365,16 +364,22 @@ def batch_bytes(batch: Batch, encoded: Iterable[bytes] = ()) -> bytes:
 def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
     """The batch in a message, its tables decoded by `tables`; raises `WireError`."""
     records: list[Record] = []
-    unknown, cut = 0, Counter[str]()
-    bounded = partial(_record_from_wire, cut=cut)
-    for decode, wire_records in ((tables, message.samples), (bounded, message.records)):
-        for wire_record in cast("Iterable[Any]", wire_records):
-            try:
-                records.append(decode(wire_record))
-            except UnknownKindError:
-                unknown += 1
-            except TooLongError as error:
-                cut[error.bound] += 1
+    unknown = 0
+    cut: defaultdict[str, int] = defaultdict(int)
+    for table in message.samples:
+        try:
+            records.append(tables(table))
+        except UnknownKindError:
+            unknown += 1
+        except TooLongError as error:
+            cut[error.bound] += 1
+    for record in message.records:
+        try:
+            records.append(_record_from_wire(record, cut))
+        except UnknownKindError:
+            unknown += 1
+        except TooLongError as error:
+            cut[error.bound] += 1
     return Batch(
         sequence=message.sequence,
         sent_unix_ns=message.sent_unix_ns,
@@ -385,7 +390,7 @@ def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
     )
 
 
-def _record_from_wire(message: pb.Record, cut: Counter[str]) -> Record:
+def _record_from_wire(message: pb.Record, cut: _Cut) -> Record:
     field = message.WhichOneof("kind")
     if field is None:
         raise UnknownKindError

@@ -136,6 +136,8 @@ class TableReader:
     they are equal, so are scope, names, order and sizes. Not thread-safe.
     """
 
+    __slots__ = "_forms", "_until_learning"
+
     def __init__(self) -> None:
         self._forms: list[_Form] = []
         self._until_learning = 0

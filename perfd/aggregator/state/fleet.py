@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Any
@@ -59,6 +60,8 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, RecordSource], Event | None]] 
 _MAX_STEP = 1 << 53
 """Larger ones are garbage, and no double holds them."""
 _KEPT = (JobDescription, TrainingStep, StepPhases)
+_NODE_LOOKS = 100
+"""How often nodes to forget are looked for, in the time after which they are forgotten."""
 
 
 class Fleet:
@@ -80,23 +83,26 @@ class Fleet:
         self.nodes: dict[str, NodeState] = {}
         self.jobs = JobRegistry(limits, counters, self._audit, any_job, self._job_gone)
         self.members = JobMembers(self.nodes, self.jobs)
+        self._looked_s = -math.inf
+        """When nodes to forget were looked for last."""
 
     def apply(self, records: Iterable[Record], source: RecordSource) -> list[Durable]:
         """Take the records of one batch; returns what history has to keep, in order.
 
         A record that cannot be applied is dropped and counted.
         """
-        node = self.node(source.node)
+        node = self.nodes.get(source.node) or self.node(source.node)
         if node is None:
             return []
         node.received_s = source.now_s
         node.comes_back()
+        latest_unix_ns = round((source.sent_unix_s + self.limits.sample_ahead_s) * 1e9)
         durable: list[Durable] = []
         for record in records:
             self.counters.records += 1
             try:
                 if isinstance(record, SampleTable):
-                    self._take_table(record, node, source)
+                    self._take_table(record, node, source, latest_unix_ns)
                 else:
                     durable += self._apply(self._as_meant(record, source.node), node, source)
             except RefusedError as refusal:
@@ -172,12 +178,14 @@ class Fleet:
         return replace(message, job=self.jobs.names.own_name(node, message.job))
 
     def forget(self, now_s: float, after_s: float) -> list[str]:
-        """Drop the jobs and nodes that sent nothing for `after_s`; returns the jobs' names."""
+        """Drop the jobs that sent nothing for `after_s`, and soon after it nodes; returns the jobs' names."""
         gone = [name for name, job in self.jobs.items() if now_s - job.received_s > after_s]
         for name in gone:
             self.jobs.forget(name)
-        for name in [name for name, node in self.nodes.items() if now_s - node.received_s > after_s]:
-            del self.nodes[name]
+        if now_s - self._looked_s >= after_s / _NODE_LOOKS:
+            self._looked_s = now_s
+            for name in [name for name, node in self.nodes.items() if now_s - node.received_s > after_s]:
+                del self.nodes[name]
         return gone
 
     def _job_gone(self, name: str) -> None:
@@ -199,9 +207,11 @@ class Fleet:
         renamed: Record = record if key == name else replace(changed, job=key)
         return renamed
 
-    def _take_table(self, table: SampleTable, node: NodeState, source: RecordSource) -> None:
+    def _take_table(
+        self, table: SampleTable, node: NodeState, source: RecordSource, latest_unix_ns: int
+    ) -> None:
+        """Take its rows up to a time."""
         if source.sent_unix_s:
-            latest_unix_ns = round((source.sent_unix_s + self.limits.sample_ahead_s) * 1e9)
             if max(table.times_unix_ns, default=0) > latest_unix_ns:
                 whole, table = table, _until(table, latest_unix_ns)
                 self.counters.rejected["sample_ahead_s"] += len(whole.entities) - len(table.entities)

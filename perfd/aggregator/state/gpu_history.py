@@ -28,6 +28,21 @@ class GpuHistory:
     They are in one piece of memory, so that a window of them is read without a copy.
     """
 
+    __slots__ = (
+        "_data",
+        "_in_order",
+        "_keep_ns",
+        "_kept",
+        "_max_rows",
+        "_newest_ns",
+        "_places",
+        "_rows",
+        "_shape",
+        "_times_ns",
+        "layout",
+        "metrics",
+    )
+
     def __init__(self, layout: Layout, kept: Collection[str], *, seconds: float, rows: int) -> None:
         """Only the layout's metrics in `kept` are stored."""
         self.layout = layout

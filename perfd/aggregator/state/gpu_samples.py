@@ -133,7 +133,7 @@ def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
     length_s = float(max(part.times_unix_s[-1] for part in near)) - start
     slot_s = max(slot_s, length_s / max(_FEWEST_SLOTS, _MOST_CELLS // (len(keys) * len(metrics))))
     slots = int(length_s / slot_s) + 1
-    data = np.full((slots, len(keys), len(metrics)), np.nan, np.float32)
+    data = np.empty((slots, len(keys), len(metrics)), np.float32)
     column = 0
     for part in parts:
         slot = np.floor((part.times_unix_s - start) / slot_s).astype(np.int64)
@@ -142,11 +142,15 @@ def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
         block = data[:, column : column + width]
         in_turn = len(slot) > 0 and inside.all() and bool((slot[1:] - slot[:-1] == 1).all())
         if part.metrics == metrics and in_turn:
-            # The usual case: each slot has an instant.
-            block[slot[0] : slot[0] + len(slot)] = part.data
+            # The usual case: each slot has an instant, but for some at the beginning or end.
+            first, end = slot[0], slot[0] + len(slot)
+            block[:first], block[end:] = np.nan, np.nan
+            block[first:end] = part.data
         elif part.metrics == metrics:
+            block[:] = np.nan
             block[slot[inside]] = part.data[inside]
         else:
+            block[:] = np.nan
             place = [metrics.index(name) for name in part.metrics]
             block[slot[inside][:, None, None], np.arange(width)[None, :, None], place] = part.data[inside]
         column += width

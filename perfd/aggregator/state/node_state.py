@@ -28,6 +28,25 @@ class NodeState:
     `version` counts up when its set of series may have changed: new readings, other placements.
     """
 
+    __slots__ = (
+        "_counters",
+        "_limits",
+        "_owners",
+        "_placed",
+        "_uuids",
+        "allocations",
+        "gpu_infos",
+        "hardware_errors",
+        "health",
+        "left",
+        "name",
+        "placements",
+        "readings",
+        "received_s",
+        "server_infos",
+        "version",
+    )
+
     def __init__(self, name: str, limits: Limits, counters: AggregatorCounters) -> None:
         self.name = name
         self.version = 0

@@ -20,6 +20,8 @@ _MOST_CELLS = 8_192
 class NameIndex:
     """Positions of names in the order they were first seen, up to a bound, if they match a pattern."""
 
+    __slots__ = "_limit", "_pattern", "_positions", "known"
+
     def __init__(self, limit: int, pattern: re.Pattern[str] | None = None) -> None:
         self._limit = limit
         self._pattern = pattern
@@ -78,6 +80,8 @@ class TableLayout:
 
 class Layout:
     """The entities and metrics of one scope of a node, in the order they were first seen."""
+
+    __slots__ = "_cells", "_newest", "entities", "metrics", "shape"
 
     def __init__(self, *, entities: int, metrics: int, cells: int = _MOST_CELLS) -> None:
         self.entities = NameIndex(entities, _ENTITY)
