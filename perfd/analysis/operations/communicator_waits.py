@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
-from perfd.analysis.layout import Names, group_names
-from perfd.analysis.operations.p2p_timing import with_waiting_receivers
-from perfd.model import ParallelLayout
+if TYPE_CHECKING:
+    from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
+    from perfd.analysis.layout import Names
+    from perfd.model import ParallelLayout
 
 MATCHED_OPERATIONS = frozenset({"AllReduce", "ReduceScatter", "AllGather", "AlltoAll"})
 """Those whose shortest duration is the transfer."""
@@ -222,6 +223,10 @@ def stacked(collectives: Iterable[CollectiveStack], parallel: ParallelLayout) ->
 
 
 def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> CommunicatorBatch:
+    # Traces, which only use the rule above, start faster without them.
+    from perfd.analysis.layout import group_names  # noqa: PLC0415
+    from perfd.analysis.operations.p2p_timing import with_waiting_receivers  # noqa: PLC0415
+
     reported_ratio = collectives.kernel_ratio
     matched = collectives.operation in MATCHED_OPERATIONS
     if not matched:
