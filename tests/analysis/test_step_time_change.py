@@ -31,6 +31,38 @@ def test_three_longer_steps_in_a_row_are_a_growth_and_two_are_none():
     assert change(1.2, 1.2, 1.2) == StepTimeChange(baseline_s=1.0, growth_ratio=pytest.approx(0.2))
 
 
+YOUNG = [9.0, *[1.0, 1.01, 0.99] * 2, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("times_s", "growth"),
+    [
+        ((1.2, 1.3), 0.0),
+        ((1.3,), 0.0),
+        ((1.3, 1.3), 0.3),
+        ((1.3, 1.3, 1.0, 1.0), 0.15),
+        ((1.3, 1.3, 1.0, 1.0, 1.0), 0.0),
+    ],
+)
+def test_two_steps_longer_by_a_quarter_are_a_growth_even_of_a_young_job(
+    times_s: tuple[float, ...], growth: float
+):
+    found = step_time_change(step_table([*YOUNG, *times_s]), ())
+    assert (found.growth_ratio if found else 0.0) == pytest.approx(growth)
+
+
+def test_two_short_steps_or_steps_as_long_by_chance_are_no_growth():
+    assert step_time_change(step_table([time_s / 2 for time_s in [*YOUNG, 1.3, 1.3]]), ()) is None
+    wide = [9.0, *[0.8, 1.0, 1.2] * 3]
+    assert step_time_change(step_table([*wide, 1.5, 1.5]), ()) is None
+    assert step_time_change(step_table([*wide, 2.0, 2.0]), ()).growth_ratio == pytest.approx(1.0)
+
+
+def test_after_longer_steps_that_are_over_two_steps_are_compared_with_those_just_before():
+    assert change(*[1.5] * 40, *[1.0] * 10).growth_ratio == 0
+    assert change(*[1.5] * 40, *[1.0] * 10, 1.4, 1.4).growth_ratio == pytest.approx(0.4)
+
+
 def test_a_step_must_be_longer_by_more_than_a_tenth():
     assert change(1.1, 1.1, 1.1).growth_ratio == 0
     assert change(1.11, 1.11, 1.11).growth_ratio == pytest.approx(0.11)
