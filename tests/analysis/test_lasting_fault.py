@@ -61,10 +61,21 @@ def test_it_is_found_for_an_hour_after_the_steps_before_have_left_all_windows(fa
 
 
 def test_it_is_over_with_steps_nearer_to_those_before() -> None:
-    middle_s = (BEFORE_S + SINCE_S) / 2
-    looks = [([LOADING], SINCE_S)] * 6 + [([NOTHING], middle_s + 0.001)]
+    small = replace(LOADING, gain_ratio=0.15)
+    middle_s = (1 - 0.15 / 2) * SINCE_S
+    looks = [([small], SINCE_S)] * 6 + [([NOTHING], middle_s + 0.001)]
     assert played(looks)[-1][0].kind is Kind.DATA_LOADING
     assert played([*looks, ([NOTHING], middle_s - 0.001), ([NOTHING], SINCE_S)])[-2:] == [[NOTHING]] * 2
+
+
+@pytest.mark.parametrize(("less_ratio", "over"), [(0.09, False), (0.11, True)])
+def test_it_is_over_with_clearly_shorter_steps_where_hosts_had_become_slower(
+    less_ratio: float, over: bool
+) -> None:
+    # With it steps take 400 ms and 300 ms before, and now what is neither.
+    large = slow(1, gain=0.31)
+    said = played([([large], SINCE_S)] * 6 + [([NOTHING], (1 - less_ratio) * SINCE_S)])
+    assert (said[-1] == [NOTHING]) is over
 
 
 def test_for_half_a_minute_after_it_the_last_of_all_hosts_is_not_blamed_for_its_steps() -> None:

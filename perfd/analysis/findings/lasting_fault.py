@@ -2,8 +2,9 @@
 
 Where no other rank has the same work, a slow rank or slow loaders show by the steps before: all others wait
 for longer than then. Windows of steps are short, and once those before have left them no round finds the
-fault, although it may go on for hours. It is over once steps are nearer to what they took before it. Where
-peers have the same work, rounds find it by comparison with them later, with gaps of some seconds.
+fault, although it may go on for hours. It is over once steps are nearer to what they took before it, or
+clearly shorter than with it. Where peers have the same work, rounds find it by comparison with them later,
+with gaps of some seconds.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ _SAME_CHANGE_STEPS = 4
 """Steps between which two findings see one change. Chosen."""
 _ADDED_RATIO = 0.1
 """Of a step, by which a rank that becomes slow besides makes it longer. Chosen, as for a longer step."""
+_LESS_RATIO, _LESS_OF_IT = 0.1, 1 / 3
+"""Of a step, and of what the fault added to it: steps that are shorter than with it by this show that it is
+over where they do not get as short as before, since hosts had become slower meanwhile. Chosen."""
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
 _LEFT_S = 30.0
@@ -163,8 +167,12 @@ def _began_anew(prior: LastingFault, step: int | None) -> bool:
 
 
 def _is_over(prior: LastingFault, newest_step_s: float | None) -> bool:
-    middle_s = (prior.before_s + (prior.finding.step_s or 0.0)) / 2
-    return newest_step_s is not None and newest_step_s <= middle_s
+    if newest_step_s is None:
+        return False
+    with_it_s = prior.finding.step_s or 0.0
+    added_s = with_it_s - prior.before_s
+    less_s = max(_LESS_RATIO * with_it_s, _LESS_OF_IT * added_s)
+    return newest_step_s <= with_it_s - min(added_s / 2, less_s)
 
 
 def _is_replaced(prior: LastingFault, found: Sequence[Finding], newest_step_s: float | None) -> bool:
