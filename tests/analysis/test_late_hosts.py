@@ -114,6 +114,28 @@ def test_the_one_rank_that_all_others_wait_for_is_named_unless_it_may_read_their
     assert any(sentence.endswith("shows which.") for sentence in first.evidence) is not named
 
 
+@pytest.mark.parametrize(
+    ("layout", "role", "late"),
+    [
+        ({"dp": 2}, None, ()),
+        ({"dp": 1, "pp": 2}, None, (0,)),
+        ({"dp": 1, "tp": 2}, "tensor rank 0", (0,)),
+    ],
+)
+def test_of_two_ranks_the_late_one_is_listed_where_both_cannot_be(
+    layout: dict[str, int], role: str | None, late: tuple[int, ...]
+):
+    parallel = {"tp": 1, "pp": 1, **layout}
+    data = replace(
+        job(idle=(True, False), more_work_s=(0, 0)), description=description(world_size=2, **parallel)
+    )
+    first = summary(data).bottleneck
+
+    assert first.kind is Kind.LATE_HOSTS
+    assert [str(culprit) for culprit in first.culprits] == ([role] if role else [])
+    assert first.concerned_ranks == late
+
+
 @pytest.mark.parametrize(("pp", "named"), [(1, True), (2, False)])
 def test_a_rank_of_the_first_stage_may_read_the_data_for_the_others(pp: int, named: bool):
     data = replace(

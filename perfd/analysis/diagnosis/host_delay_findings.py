@@ -105,8 +105,8 @@ def judge_late_hosts(
     return Finding(
         kind=Kind.STRAGGLER if awaited else Kind.LATE_HOSTS,
         confidence=0.6,
-        culprits=tuple(Culprit(kind="rank", id=rank) for rank in awaited),
-        ranks=() if awaited else longer.awaited_ranks,
+        culprits=tuple(Culprit(kind="rank", id=rank) for rank in awaited) or _reading_role(facts, longer),
+        ranks=() if awaited else _late_ranks(facts, longer),
         evidence=[took, who, *readers, *([] if awaited else [_UNKNOWN_WORK])],
         advice=advice.slow_host(*awaited) if awaited else advice.LATE_HOSTS,
         gain_ratio=longer.gain_ratio,
@@ -133,6 +133,18 @@ def _awaited(facts: JobEvidence, longer: LongerSteps) -> tuple[int, ...]:
     at_either_end = stages > 1 and any(rank * stages // ranks in {0, stages - 1} for rank in found)
     each_reads = len(found) > 1 and (layout.pp or 1) == 1
     return () if at_either_end or each_reads else found
+
+
+def _reading_role(facts: JobEvidence, longer: LongerSteps) -> tuple[Culprit, ...]:
+    """The role of the one rank that reads the data for all, if it is late alone."""
+    late = longer.idle_while_others_wait
+    return (Culprit(kind="tensor rank", id=0),) if late and late == (facts.only_reader,) else ()
+
+
+def _late_ranks(facts: JobEvidence, longer: LongerSteps) -> tuple[int, ...]:
+    """Ranks that are late alone. Of two, where both cannot be: one reads the data, or each is a stage."""
+    late, stages = longer.idle_while_others_wait, facts.parallel.pp or 1
+    return late if late == (facts.only_reader,) or stages == len(longer.ranks) else longer.awaited_ranks
 
 
 def _read(facts: JobEvidence) -> str:

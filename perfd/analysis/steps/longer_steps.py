@@ -70,15 +70,18 @@ class LongerSteps:
         return 1 - self.before_s / self.since_s
 
     @property
-    def awaited_ranks(self) -> tuple[int, ...]:
-        """Ranks whose GPUs run no kernel in the added time, while those of all others wait: half at most.
-
-        With two GPUs none: one would idle alike if loaders or hosts were slow on both.
-        """
+    def idle_while_others_wait(self) -> tuple[int, ...]:
+        """Ranks whose GPUs run no kernel in the added time, while those of all others wait: half at most."""
         idle = self.running_ratio <= THRESHOLDS.late_hosts_idle_ratio
         waiting = self.running_ratio >= THRESHOLDS.late_hosts_waiting_ratio
-        all_others_wait = waiting.sum() == len(idle) - idle.sum() >= max(_FEWEST_WAITING, idle.sum())
+        all_others_wait = 0 < idle.sum() <= waiting.sum() == len(idle) - idle.sum()
         return tuple(sorted(self.ranks[idle].tolist())) if all_others_wait else ()
+
+    @property
+    def awaited_ranks(self) -> tuple[int, ...]:
+        """The same where two at least wait: of two one idles alike if loaders or hosts of both are slow."""
+        found = self.idle_while_others_wait
+        return found if len(self.ranks) - len(found) >= _FEWEST_WAITING else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
