@@ -395,6 +395,18 @@ def test_by_less_than_15_percent_it_takes_6_steps(longer_s: float, since: int, f
 
 
 @pytest.mark.parametrize(
+    ("longer_s", "before", "found"), [(0.24, 8, True), (0.24, 7, False), (0.26, 7, True)]
+)
+def test_of_a_job_that_began_a_moment_ago_by_less_than_20_percent(
+    longer_s: float, before: int, found: bool
+) -> None:
+    """Its hosts become slower in the first steps."""
+    waits = [1.0, 1.0, 0.0, 1.0]
+    assert (slow_since(*history(4, longer_s, waits, before=before)) is not None) is found
+    assert slow_since(*history(6, longer_s, waits, before=before)) is not None
+
+
+@pytest.mark.parametrize(
     ("longer_s", "its_steps", "found"), [(0.25, 4, False), (0.25, 5, True), (0.17, 6, False), (0.17, 7, True)]
 )
 def test_it_is_the_rank_that_waits_least_in_most_of_the_steps(

@@ -35,6 +35,9 @@ _STRETCH_RATIO, _STRETCH_STEPS, _STRETCH_MOSTLY = 0.15, 6, 0.75
 """Steps of healthy hosts become longer by up to this share. Below it one rank must wait least in at least
 so many steps, and in this share of them. Interleaved stages took 11% longer for 15 steps, and one rank waited
 least in 4 of 4, 5 of 6 and 6 of 9 (4 H200, 2026-11-26)."""
+_YOUNG_STRETCH_RATIO = 0.2
+"""The same with fewer steps before: hosts of a job that began a moment ago become slower in its first ten
+steps or so, by 21% and once by 31% (H100, 2026-11-26). Chosen."""
 _PAUSES = 1
 """Steps before that may be as long, such as a checkpoint."""
 _MOST_OF_IT = 0.75
@@ -109,7 +112,7 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     place = int(order[0])
     apart = since_wait_s - usual_wait_s
     its_steps = int((np.argmin(apart, axis=1) == place).sum())
-    if longer_s < _STRETCH_RATIO * now_s:
+    if longer_s < (_STRETCH_RATIO if first >= _MOST_BEFORE else _YOUNG_STRETCH_RATIO) * now_s:
         least = max(_STRETCH_STEPS, _STRETCH_MOSTLY * len(apart))
     else:
         least = _MOSTLY * len(apart)
