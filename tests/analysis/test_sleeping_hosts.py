@@ -539,6 +539,19 @@ def test_hosts_that_sleep_after_the_last_step_do_not_wait_for_input(
     assert np.isnan(found) if asleep is None else found == pytest.approx(asleep)
 
 
+@pytest.mark.parametrize(("train_steps", "asleep"), [(50, 0.25), (51, 0.3), (None, 0.3)])
+def test_of_a_job_that_has_made_its_last_step_hosts_do_not_wait_for_another(
+    train_steps: int | None, asleep: float
+) -> None:
+    # Of 10 s, 3 are asleep, and the last line is two thirds of a second old.
+    layout = replace(description(), train_steps=train_steps)
+    data = job_data(step_table([0.6] * 50), description=layout, launches=launches([[0.3]] * 4))
+    table = launches_of_training(replace(data, now_unix_s=float(data.steps.time_unix_s[-1]) + 2 / 3))
+
+    assert table is not None
+    assert float(table.asleep_ratio[2][0]) == pytest.approx(asleep)
+
+
 @pytest.mark.parametrize(("said", "named"), [(RANKS, True), (None, False), (2 * RANKS, False)])
 def test_without_gpus_a_launcher_says_how_many_hosts_there_are(said: int | None, named: bool) -> None:
     """Only where all are seen to sleep do all wait for data."""

@@ -108,19 +108,26 @@ class EachStep:
 def launches_of_training(job: JobData) -> LaunchTable | None:
     """What hosts did while the job trained: after its last step, they wait for others to end, too.
 
-    Silence counts beyond two lines of a log, since the next line may be due.
+    Of a job whose last step is not known silence counts beyond two lines of a log, since the next may be due.
     """
     table, steps = job.launches, job.steps
     by_operations = job.operation_pace is not None or job.within_lines is not None
-    if table is None or not len(steps) or by_operations:
+    over = _has_its_last_step(job)
+    if table is None or not len(steps) or (by_operations and not over):
         return table
     line_s = float(steps.step_time_s[-1] * steps.steps_covered[-1])
-    silent_s = job.now_unix_s - table.age_s - float(steps.time_unix_s[-1]) - _DUE_LINES * line_s
+    due_s = 0.0 if over else _DUE_LINES * line_s
+    silent_s = job.now_unix_s - table.age_s - float(steps.time_unix_s[-1]) - due_s
     silent_s = np.nan_to_num(np.maximum(silent_s, 0.0))
     left_s = np.maximum(table.span_s - silent_s, 0.0)
     asleep_s = np.maximum(table.asleep_ratio * table.span_s - silent_s, 0.0)
     asleep = np.divide(asleep_s, left_s, out=np.full(left_s.shape, np.nan), where=left_s > 0)
     return replace(table, asleep_ratio=np.where(silent_s > 0, asleep, table.asleep_ratio))
+
+
+def _has_its_last_step(job: JobData) -> bool:
+    last_step = job.description.train_steps if job.description else None
+    return last_step is not None and len(job.steps) > 0 and int(job.steps.step[-1]) >= last_step
 
 
 def sleeping_hosts(
