@@ -139,8 +139,8 @@ class Watched:
     def right_at_end(self) -> bool | None:
         """Whether the summary of the whole job names what cost it most of its time, and blames no other rank.
 
-        Of a fault that cost a tenth of it; what limits the job all along may cost more, as it says. None
-        where nobody knows.
+        Of a fault that cost a tenth of it; what limits the job all along may cost more, as it says. A job
+        without a fault has no slow input. None where nobody knows.
         """
         if self.truth is None or self.end is None:
             return None
@@ -150,6 +150,8 @@ class Watched:
         most = max(self.truth.phases, key=lambda phase: phase.lost_s)
         all_s = self.truth.phases[-1].end_unix_s - self.truth.phases[0].begin_unix_s
         named = _names(self._headline_at_end, most) or (self.end.gain_ratio or 0.0) >= most.lost_s / all_s
+        if most.lost_s <= 0 and self.end.kind in _OF_ALL_HOSTS:
+            return False
         return self.end.blamed <= faulty and (named or most.lost_s < _LEAST_LOST * all_s)
 
     @property

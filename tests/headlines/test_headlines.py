@@ -352,6 +352,27 @@ def test_the_page_of_a_job_that_is_over_has_the_headline_of_its_summary() -> Non
     assert [culprit["id"] for culprit in page["bottleneck"]["culprits"]] == [1, 2]
 
 
+@pytest.mark.parametrize("watched", [_of(RANDOM / name) for name in ("pair39", "pair43")], indirect=True)
+def test_the_late_one_of_two_that_cannot_both_be_late_stays_named(watched: Watched) -> None:
+    """Tensor rank 0 of a group of two, and the first of two stages."""
+    (host,) = [one for one in watched.of_phases if one.phase.fault == "host"]
+    assert host.named_after_s is not None
+    assert not watched.false_blame
+    assert watched.flips == 1
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "pair58")], indirect=True)
+def test_a_host_that_becomes_slower_in_the_first_steps_of_a_job_is_not_blamed(watched: Watched) -> None:
+    assert not watched.false_blame
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "pair50")], indirect=True)
+def test_hosts_that_sleep_after_the_last_step_of_a_job_do_not_limit_it(watched: Watched) -> None:
+    assert watched.end is not None
+    assert watched.end.kind == "host_bound"
+    assert watched.right_at_end
+
+
 @pytest.mark.parametrize("watched", [_of(RANDOM / "random6")], indirect=True)
 def test_a_slow_rank_stays_named_where_lines_of_five_steps_say_how_many_micro_batches_one_has(
     watched: Watched,
