@@ -22,8 +22,7 @@ _CLEAR_COUNT, _CLEAR_S, _CLEAR_RATIO, _CLEAR_SIGMAS = 2, 2.0, 0.25, 3.0
 """Or so many lines in a row that take so many seconds, each longer than usual by this. Chosen: an alert is to
 come within three steps, and a look after two of them leaves a second and more for it."""
 _JUST_BEFORE = 8
-"""Lines whose median is usual for those: a young job has no more, and faults before are no part of it.
-Chosen."""
+"""Lines whose median is usual for those: a young job has no more, and earlier faults are left out. Chosen."""
 _NEWEST = 50
 """Lines in which a growth is looked for, and which are not part of the baseline."""
 _NEWEST_SHARE = 4

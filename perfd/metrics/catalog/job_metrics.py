@@ -98,13 +98,14 @@ JOB_METRICS: Sequence[MetricInfo] = (
         "perfd_step_time_baseline_seconds",
         "Median step time before the newest 50 lines of the log; in a young job, before the newest quarter.",
         source="perfd.analysis",
-        absent="With fewer than 13 such lines.",
+        absent="With fewer than 13 such lines, unless they show a growth.",
     ),
     of_job(
         "perfd_step_time_regression_ratio",
         "Growth of step time over the baseline: 0.1 is 10% slower, 0 without. A step is long if it is 10% "
-        "and four standard deviations above the baseline. A growth begins with three long lines in a row and "
-        "ends with three that are not; a periodic stall is one when it came three times.",
+        "and four standard deviations above the baseline. A growth begins with three long lines in a row, or "
+        "with two that take 2 s and are 25% longer than the eight before, and ends with three that are not "
+        "long; a periodic stall is one when it came three times.",
         source="perfd.analysis",
         absent="Without a baseline.",
     ),
