@@ -190,6 +190,22 @@ def test_a_perfd_that_is_killed_takes_its_job_with_it_and_still_saves_what_it_sa
     assert only_job(tmp_path)["steps"]["count"] >= 40
 
 
+def test_a_full_disk_for_what_perfd_says_before_the_job_does_not_keep_it_from_running(
+    tmp_path, configuration
+):
+    rules = tmp_path / "rules.yaml"
+    alert = {"alert": "A", "expr": "perfd_step > 0", "labels": {"capture": "unknown"}}
+    rules.write_text(json.dumps({"groups": [{"name": "mine", "rules": [alert]}]}))
+    words = ("--rules", str(rules), "--", "sh", "-c", "exit 3")
+    said = subprocess.run(
+        command(tmp_path, configuration, *words), capture_output=True, text=True, check=False
+    )
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command(tmp_path, configuration, *words), stderr=full, check=False)
+    assert "unknown" in said.stderr.splitlines()[0]
+    assert (said.returncode, done.returncode) == (3, 3)
+
+
 def test_nobody_has_to_read_what_perfd_says(tmp_path, configuration):
     read_fd, write_fd = os.pipe()
     os.close(read_fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import sys
@@ -267,4 +268,6 @@ def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: 
 
 
 def _say(sentence: str) -> None:
-    print(sentence, file=sys.stderr, flush=True)
+    # Its reader may be gone, or a disk full: the job runs all the same.
+    with contextlib.suppress(OSError):
+        print(sentence, file=sys.stderr, flush=True)
