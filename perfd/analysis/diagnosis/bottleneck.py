@@ -24,10 +24,10 @@ from perfd.analysis.diagnosis.host_delay_findings import (
     judge_stalls,
     judge_tensor_launches,
 )
-from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.last_by_chance import last_by_chance
+from perfd.analysis.diagnosis.launch_and_copy_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.own_past_findings import judge_unplaced
 from perfd.analysis.diagnosis.pipeline_findings import interleaving_gain, judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
