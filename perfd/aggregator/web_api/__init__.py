@@ -10,9 +10,8 @@ from perfd.aggregator.web_api.api_documents import (
     steps_of_lines,
 )
 from perfd.aggregator.web_api.api_routes import routes
-from perfd.aggregator.web_api.capture_files import with_kernels
 from perfd.aggregator.web_api.charts import gpu_columns, progress_columns, together, trend, without_ranks
-from perfd.aggregator.web_api.compare_routes import compare_routes
+from perfd.aggregator.web_api.compare_routes import compare_routes, with_kernels
 from perfd.aggregator.web_api.fleet_pages import fleet_page, with_stored
 from perfd.aggregator.web_api.runbook_routes import runbook_routes
 from perfd.aggregator.web_api.saved_run import PAGE_FILE, SavedRun, save_run

@@ -1,27 +1,18 @@
-"""The analyzed files of captures: where they are, what they hold, and the kernels in them."""
+"""The analyzed files of captures: where they are, and what they hold."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, Protocol
 
-import msgspec
-
-from perfd.aggregator.captures import DOCUMENT_NAME, is_folder_of
-from perfd.errors import PerfdError
-from perfd.report.comparison import MeasuredRun, measures_of_trace
+from perfd.aggregator.captures import is_folder_of
 
 MAX_FILE_BYTES = 64 * 1024 * 1024
 """Of a file that is served: it is read into memory."""
 _OBJECT = "s3://"
-
-Document = dict[str, Any]
-"""Of schema perfd.trace/2."""
 
 
 class CaptureSource(Protocol):
@@ -32,45 +23,6 @@ class CaptureSource(Protocol):
 
     def stored_file(self, url: str, max_bytes: int) -> bytes:
         """A file of a capture in object storage; raises `StorageError`."""
-
-
-def with_kernels(
-    run: MeasuredRun,
-    source: CaptureSource,
-    job: str,
-    documents: Callable[[Mapping[str, Any]], Sequence[Document]] | None = None,
-) -> MeasuredRun:
-    """The run with the kernels of the newest analyzed capture of `job`, if one can be read.
-
-    `documents` reads those of a capture; by default those in object storage or on this machine.
-    """
-    read = documents or partial(_documents, source)
-    for capture in reversed(source.captures()):
-        if capture["job"] != job:
-            continue
-        try:
-            ranks = [rank for one in read(capture) for rank in one.get("ranks", [])]
-            traced = measures_of_trace({"ranks": ranks}, capture["id"])
-        except (PerfdError, OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            continue
-        if traced.kernels_s:
-            return replace(
-                run,
-                capture=capture["id"],
-                kernels_s=traced.kernels_s,
-                kernel_counts=traced.kernel_counts,
-            )
-    return run
-
-
-def _documents(source: CaptureSource, capture: Mapping[str, Any]) -> list[Document]:
-    """One of each folder: of several nodes each has its ranks."""
-    if (url := url_of(capture, DOCUMENT_NAME)) is not None:
-        bodies = [source.stored_file(url, MAX_FILE_BYTES)]
-    else:
-        paths = [folder / DOCUMENT_NAME for folder in folders_of(capture)]
-        bodies = [body for path in paths if is_file(path) and (body := read_file(path)) is not None]
-    return [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
 
 
 def url_of(capture: Mapping[str, Any], name: str) -> str | None:

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 
-from perfd.aggregator.captures import TimeoutCall
-from perfd.aggregator.web_api.capture_files import CaptureSource, with_kernels
+from perfd.aggregator.captures import DOCUMENT_NAME, TimeoutCall
+from perfd.aggregator.web_api.capture_files import (
+    MAX_FILE_BYTES,
+    CaptureSource,
+    folders_of,
+    is_file,
+    read_file,
+    url_of,
+)
 from perfd.aggregator.web_api.html_pages import html_response, message_page
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
@@ -20,6 +29,7 @@ from perfd.report.comparison import (
     UnrelatedRunsError,
     compare,
     measures_of_summary,
+    measures_of_trace,
     to_json,
 )
 from perfd.report.comparison.comparison_report import report_of_comparison
@@ -29,6 +39,10 @@ _MAX_REGRESSION_RATIO = 0.03
 """Where a request does not say: as `perfd compare`."""
 _FILE_TIMEOUT_S = 5.0
 """For the files of a capture, whose file system may not answer. Chosen."""
+
+
+Document = dict[str, Any]
+"""Of schema perfd.trace/2."""
 
 
 class SummarySource(Protocol):
@@ -51,6 +65,45 @@ class _RequestError(PerfdError):
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+def with_kernels(
+    run: MeasuredRun,
+    source: CaptureSource,
+    job: str,
+    documents: Callable[[Mapping[str, Any]], Sequence[Document]] | None = None,
+) -> MeasuredRun:
+    """The run with the kernels of the newest analyzed capture of `job`, if one can be read.
+
+    `documents` reads those of a capture; by default those in object storage or on this machine.
+    """
+    read = documents or partial(_documents, source)
+    for capture in reversed(source.captures()):
+        if capture["job"] != job:
+            continue
+        try:
+            ranks = [rank for one in read(capture) for rank in one.get("ranks", [])]
+            traced = measures_of_trace({"ranks": ranks}, capture["id"])
+        except (PerfdError, OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            continue
+        if traced.kernels_s:
+            return replace(
+                run,
+                capture=capture["id"],
+                kernels_s=traced.kernels_s,
+                kernel_counts=traced.kernel_counts,
+            )
+    return run
+
+
+def _documents(source: CaptureSource, capture: Mapping[str, Any]) -> list[Document]:
+    """One of each folder: of several nodes each has its ranks."""
+    if (url := url_of(capture, DOCUMENT_NAME)) is not None:
+        bodies = [source.stored_file(url, MAX_FILE_BYTES)]
+    else:
+        paths = [folder / DOCUMENT_NAME for folder in folders_of(capture)]
+        bodies = [body for path in paths if is_file(path) and (body := read_file(path)) is not None]
+    return [msgspec.json.decode(body, type=dict[str, Any]) for body in bodies]
 
 
 def summary_of(source: SummarySource, job: str) -> JobSummary | None:
