@@ -19,8 +19,9 @@ _FEWEST_EARLIER = 10
 _SIGMAS = 4.0
 """Of the job's own scatter: by chance three steps in a row are never so far out."""
 _CLEAR_COUNT, _CLEAR_S, _CLEAR_RATIO, _CLEAR_SIGMAS = 2, 2.0, 0.25, 3.0
-"""Or so many lines in a row that take so many seconds, each longer than usual by this. Chosen: an alert is to
-come within three steps, and a look after two of them leaves a second and more for it."""
+"""Or this number of lines in a row that take this many seconds, each longer than usual by this share and this
+multiple of the job's own standard deviation. Chosen: an alert is to come within three steps, and a look after
+two of them leaves a second and more for it."""
 _JUST_BEFORE = 8
 """Lines whose median is usual for those: a young job has no more, and earlier faults are left out. Chosen."""
 _NEWEST = 50
