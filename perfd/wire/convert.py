@@ -14,6 +14,7 @@ import typing
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from functools import partial
 from itertools import islice
 from operator import attrgetter
 from types import UnionType
@@ -364,22 +365,16 @@ def batch_bytes(batch: Batch, encoded: Iterable[bytes] = ()) -> bytes:
 def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
     """The batch in a message, its tables decoded by `tables`; raises `WireError`."""
     records: list[Record] = []
-    unknown = 0
-    cut: defaultdict[str, int] = defaultdict(int)
-    for table in message.samples:
-        try:
-            records.append(tables(table))
-        except UnknownKindError:
-            unknown += 1
-        except TooLongError as error:
-            cut[error.bound] += 1
-    for record in message.records:
-        try:
-            records.append(_record_from_wire(record, cut))
-        except UnknownKindError:
-            unknown += 1
-        except TooLongError as error:
-            cut[error.bound] += 1
+    unknown, cut = 0, defaultdict[str, int](int)
+    bounded = partial(_record_from_wire, cut=cut)
+    for decode, wire_records in ((tables, message.samples), (bounded, message.records)):
+        for wire_record in cast("Iterable[Any]", wire_records):
+            try:
+                records.append(decode(wire_record))
+            except UnknownKindError:
+                unknown += 1
+            except TooLongError as error:
+                cut[error.bound] += 1
     return Batch(
         sequence=message.sequence,
         sent_unix_ns=message.sent_unix_ns,

@@ -352,8 +352,6 @@ class Ingest:
 class _Session:
     """See `AgentSession`."""
 
-    __slots__ = "_agent", "_intake", "_number", "_stored", "_tables", "agent_id"
-
     def __init__(self, intake: Ingest, agent: AgentState, number: int, stored: Callable[[], None]) -> None:
         self._intake = intake
         self._agent = agent
