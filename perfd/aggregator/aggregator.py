@@ -21,7 +21,7 @@ from perfd.aggregator.ingest import Ingest, IngestThread, NatsReceiver, Telemetr
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.nodes import DrainRunner, NodeMemory, drain_limits
 from perfd.aggregator.partition import Partition
-from perfd.aggregator.queried import ChartQueries
+from perfd.aggregator.prometheus_charts import ChartQueries
 from perfd.aggregator.series import self_registry
 from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (

@@ -20,7 +20,7 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.history import EndedJob, HistoryStore
 from perfd.aggregator.job_charts import JobCharts
 from perfd.aggregator.nodes import NodeMemory, nodes_json
-from perfd.aggregator.queried import ChartQueries
+from perfd.aggregator.prometheus_charts import ChartQueries
 from perfd.aggregator.series import SELF, PageRenderer
 from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import (

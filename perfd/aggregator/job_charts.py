@@ -8,7 +8,7 @@ import msgspec
 
 from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.history import HistoryStore
-from perfd.aggregator.queried import AskedRange, ChartQueries, TimeRange
+from perfd.aggregator.prometheus_charts import AskedRange, ChartQueries, TimeRange
 from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import gpu_columns, progress_columns, steps_of_lines, together
 from perfd.analysis.data.job_data import StepTable

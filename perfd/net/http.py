@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from perfd.errors import PerfdError
-from perfd.net.connections import BoundedServer, RequestReader
+from perfd.net.connection_limits import BoundedServer, RequestReader
 from perfd.net.content_encoding import encode_body
 from perfd.net.tls import ServerTls
 

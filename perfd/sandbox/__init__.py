@@ -1,5 +1,5 @@
 """A process without rights, in which an agent of root reads what users of the node wrote."""
 
-from perfd.sandbox.sandbox_process import Sandbox
+from perfd.sandbox.sandbox_client import Sandbox
 
 __all__ = ["Sandbox"]

@@ -10,8 +10,8 @@ from analysis.jobs import job_data, phase_table, step_table
 from perfd.aggregator.captures.capture_view import job_view
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.collectives.nccl_summary import NcclSummary
+from perfd.analysis.collectives.waiting_by_rank import NcclRank
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.capture.expected_job_end import Pace
 from perfd.capture.selection.rank_selection import JobView, select

@@ -10,7 +10,7 @@ from analysis.jobs import description, gpu_table, infos, job_data, step_table
 from analysis.test_bottleneck import H100, judge, pipeline_job
 from analysis.test_captured import captured, judged
 
-from perfd.analysis.collectives.by_rank import NcclRank
+from perfd.analysis.collectives.waiting_by_rank import NcclRank
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.diagnosis.straggler_findings import Late, late
 from perfd.analysis.findings.finding_kind import Kind

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
 from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, LateRankLosses
+from perfd.analysis.collectives.newly_slow_rank import EARLIER, NEWEST
 from perfd.analysis.collectives.step_losses import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch, stacked

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfd.analysis.collectives.change_detection import onset
 from perfd.analysis.collectives.late_rank_cost import Lateness
+from perfd.analysis.collectives.newly_slow_rank import onset
 
 STEP_S = 0.5
 

@@ -11,7 +11,7 @@ from analysis.jobs import job_data, step_table
 from analysis.test_reading_rank import facts
 
 from perfd.analysis.collectives import NcclRank, NcclSummary
-from perfd.analysis.collectives.by_group import NcclKind
+from perfd.analysis.collectives.communicator_totals import NcclKind
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks

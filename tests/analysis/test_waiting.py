@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from perfd.analysis.collectives.by_group import bus_bandwidth_bytes_per_s
+from perfd.analysis.collectives.communicator_totals import bus_bandwidth_bytes_per_s
 from perfd.analysis.operations.communicator_waits import blame, of_late_roots, split
 
 

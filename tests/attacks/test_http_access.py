@@ -19,7 +19,7 @@ from perfd.cli.output_escapes import safe_output
 from perfd.config import TlsConfig
 from perfd.logs import TextFormatter
 from perfd.net import AccessControl, HttpServer, Response, ServerTls
-from perfd.net.connections import OpenConnection, longest_waiting
+from perfd.net.connection_limits import OpenConnection, longest_waiting
 from tests.support.fake_agent import FakeAgent
 from tests.support.pki import Authority
 
@@ -250,7 +250,7 @@ def test_a_server_without_file_descriptors_waits_for_one_and_goes_on(monkeypatch
             raise OSError(errno.EMFILE, "Too many open files")
         return accept(listener)
 
-    monkeypatch.setattr("perfd.net.connections.time.sleep", waits.append)
+    monkeypatch.setattr("perfd.net.connection_limits.time.sleep", waits.append)
     monkeypatch.setattr(socket.socket, "accept", without_descriptors)
     server = HttpServer("127.0.0.1:0", {"/x": lambda _: Response(body=b"ok")})
     try:

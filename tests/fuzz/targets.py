@@ -36,7 +36,7 @@ from perfd_collectors.training_log.metric_files import (
     metric_files_pb2,
 )
 
-from perfd.aggregator.queried.prometheus_ranges import answered_series
+from perfd.aggregator.prometheus_charts.prometheus_ranges import answered_series
 from perfd.capture.redact.redaction import redact
 from perfd.clock import VirtualClock
 from perfd.errors import PerfdError

@@ -11,7 +11,7 @@ from jetstream.test_group import NODES, config, moves_on, producing, shared, sta
 
 from benchmarks.group_chaos.webhook_receiver import WebhookReceiver
 from perfd.aggregator.history.history_rows import RowKind
-from perfd.aggregator.history.spare_rows import unstored
+from perfd.aggregator.history.unstored_rows import unstored
 from tests.support.group_members import PARTITIONS, Member, seconds_until
 from tests.support.nats_server import NatsServer
 from tests.support.postgres_server import PostgresCluster

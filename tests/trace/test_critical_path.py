@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from perfd.cli import main
 from perfd.trace.breakdown import RankTimeline, collectives, critical_path
 from perfd.trace.breakdown.activity_links import QUEUED_GAP_NS, activity_links
-from perfd.trace.breakdown.path_gains import path_gains
+from perfd.trace.breakdown.critical_path_gains import path_gains
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import Collective, Group, RankTrace, calls_of, operations_of
 from perfd.trace.model.trace_steps import TraceStep

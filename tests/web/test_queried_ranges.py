@@ -23,10 +23,15 @@ from history.support import SqliteLocation, write
 
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.history.history_rows import job_rows
-from perfd.aggregator.queried import AskedRange, ChartQueries, TimeRange
-from perfd.aggregator.queried.chart_expressions import gpus_of, progress_expression, progress_of, with_earlier
-from perfd.aggregator.queried.chart_queries import missing_range
-from perfd.aggregator.queried.prometheus_ranges import PrometheusRanges, QueriedSeries
+from perfd.aggregator.prometheus_charts import AskedRange, ChartQueries, TimeRange
+from perfd.aggregator.prometheus_charts.chart_expressions import (
+    gpus_of,
+    progress_expression,
+    progress_of,
+    with_earlier,
+)
+from perfd.aggregator.prometheus_charts.chart_queries import missing_range
+from perfd.aggregator.prometheus_charts.prometheus_ranges import PrometheusRanges, QueriedSeries
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, HistoryConfig, HttpClientConfig, RulesConfig
 from perfd.errors import ConfigError, PerfdError

@@ -26,7 +26,7 @@ from perfd_collectors.pods.pod_log import PodLogs
 from perfd_collectors.pods.pod_parsers import LogFormat, ParsersHere, PodParsers, SandboxedParsers
 from perfd_collectors.pods.pod_watch import PodWatch
 from perfd_collectors.training_log.formats import FORMATS
-from perfd_collectors.training_log.formats.own_patterns import compiled_pattern
+from perfd_collectors.training_log.formats.user_patterns import compiled_pattern
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from perfd.sandbox import Sandbox
 from perfd_collectors.pods.cri_lines import CriLines, first_time_unix_ns
 from perfd_collectors.sandboxed_records import decode_records, encode_records
 from perfd_collectors.training_log.format_parser import LogContext
-from perfd_collectors.training_log.formats.own_patterns import compiled_pattern
+from perfd_collectors.training_log.formats.user_patterns import compiled_pattern
 from perfd_collectors.training_log.log_parser import LogParser, new_job
 
 log = logging.getLogger(__name__)

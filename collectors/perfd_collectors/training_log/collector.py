@@ -13,7 +13,7 @@ from perfd.model import LogProgress, Record
 from perfd_collectors.file_follower import Chunk, FileFollower
 from perfd_collectors.ranks.processes import ProcessTable
 from perfd_collectors.training_log.formats import FORMATS
-from perfd_collectors.training_log.formats.own_patterns import compiled_pattern
+from perfd_collectors.training_log.formats.user_patterns import compiled_pattern
 from perfd_collectors.training_log.job_metric_files import JobFiles
 from perfd_collectors.training_log.job_output import JobOutput, JobProcesses
 from perfd_collectors.training_log.log_parser import LogParser, new_job

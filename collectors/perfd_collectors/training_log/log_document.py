@@ -17,7 +17,7 @@ from perfd.model import (
     TrainingStep,
 )
 from perfd_collectors.nccl.debug_log import DebugLog
-from perfd_collectors.training_log.formats.own_patterns import compiled_pattern
+from perfd_collectors.training_log.formats.user_patterns import compiled_pattern
 from perfd_collectors.training_log.log_parser import LogParser, new_job
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 

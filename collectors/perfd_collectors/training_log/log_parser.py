@@ -14,7 +14,7 @@ from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats import COMPANIONS, FORMATS
 from perfd_collectors.training_log.formats.failures import FailureParser
 from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
-from perfd_collectors.training_log.formats.own_patterns import OwnPatternParser
+from perfd_collectors.training_log.formats.user_patterns import OwnPatternParser
 from perfd_collectors.training_log.metric_files import WandbRunParser
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_order import StepLog

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from perfd_collectors.training_log.field_text import is_plain_key
 from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.printed_fields import is_plain_key
 from perfd_collectors.training_log.step_order import ProgressSource, StepLog
 
 _SEPARATOR = re.compile(r"\||;|, | - | — |\{|\}")

@@ -10,13 +10,13 @@ import msgspec
 
 from perfd.aggregator.alerts import Decision, WebhookOutcome, job_of, unknown_job
 from perfd.aggregator.audit import AuditLog, Refusal
+from perfd.aggregator.captures.capture_message_checks import check_removed, check_upload, checked_status
 from perfd.aggregator.captures.capture_reports import (
     RETRY_FOR_S,
     CaptureReports,
     LiveSummary,
     ReportStorage,
 )
-from perfd.aggregator.captures.capture_senders import check_removed, check_upload, checked_status
 from perfd.aggregator.captures.readable_traces import lacks_report
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from perfd.aggregator.captures.capture_senders import is_folder_of
+from perfd.aggregator.captures.capture_message_checks import is_folder_of
 from perfd.capture.node import TRACE_SUFFIXES
 from perfd.capture.policy.capture_record import Capture, StoredFile
 from perfd.errors import CaptureError, StorageError

@@ -17,7 +17,7 @@ from perfd.aggregator.group.group_pages import GroupPages
 from perfd.aggregator.group.leases import Leases
 from perfd.aggregator.group.partition_config import check_group, group_hosts, partition_config
 from perfd.aggregator.group.peers import Peers
-from perfd.aggregator.group.spare_bucket import SpareBucket
+from perfd.aggregator.group.unstored_rows_bucket import SpareBucket
 from perfd.aggregator.history import configured_database
 from perfd.aggregator.http_endpoints import HttpEndpoints
 from perfd.aggregator.job_summaries import analysis_settings

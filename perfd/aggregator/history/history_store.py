@@ -25,7 +25,7 @@ from perfd.aggregator.history.history_rows import (
     size_of,
     without_replaced,
 )
-from perfd.aggregator.history.spare_rows import UnstoredRows, unstored
+from perfd.aggregator.history.unstored_rows import UnstoredRows, unstored
 from perfd.aggregator.partition import SpareRows
 from perfd.errors import PerfdError
 

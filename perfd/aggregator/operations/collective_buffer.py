@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfd.aggregator.operations.baseline_bandwidth import BaselineBandwidth
 from perfd.aggregator.operations.growable_arrays import chosen, roomier
-from perfd.aggregator.operations.time_share_windows import TimeShareWindows
+from perfd.aggregator.operations.kernel_time_shares import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource
 

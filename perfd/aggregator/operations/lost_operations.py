@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.operations.report_columns import END, QUEUED, REPORTED, SIZE, START
+from perfd.aggregator.operations.operation_reports import END, QUEUED, REPORTED, SIZE, START
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.repeat_period import Repeat, repeat_period
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
 from perfd.aggregator.operations.growable_arrays import NewestColumns
+from perfd.aggregator.operations.operation_reports import is_whole
 from perfd.aggregator.operations.operation_stream import LONE_S, RECEIVE, Cycle, OperationStream
-from perfd.aggregator.operations.report_columns import is_whole
-from perfd.aggregator.operations.row_ends import (
+from perfd.aggregator.operations.step_row_ends import (
     ALL_REDUCE,
     SILENT_NS,
     RowEnd,

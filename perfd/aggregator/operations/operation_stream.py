@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.lost_operations import with_lost
-from perfd.aggregator.operations.report_columns import (
+from perfd.aggregator.operations.operation_reports import (
     END,
     REPORTED,
     SIZE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.analysis.collectives.by_group import NcclKind
+from perfd.analysis.collectives.communicator_totals import NcclKind
 from perfd.analysis.data.job_data import Method
 from perfd.analysis.layout import WORLD
 

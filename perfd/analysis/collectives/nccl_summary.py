@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfd.analysis.collectives.broadcast_roots import broadcast_roots
-from perfd.analysis.collectives.by_dimension import NcclDimension
-from perfd.analysis.collectives.by_group import (
+from perfd.analysis.collectives.communicator_totals import (
     NcclGroup,
     NcclKind,
     groups_of,
@@ -20,11 +19,12 @@ from perfd.analysis.collectives.by_group import (
     measures_of,
     recorder,
 )
-from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
+from perfd.analysis.collectives.kernel_time_by_dimension import NcclDimension
 from perfd.analysis.collectives.peer_waits import PeerWaits, peer_waits
+from perfd.analysis.collectives.rank_waits_per_step import waits_by_step
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
-from perfd.analysis.collectives.steps_by_waits import StepsOfOperations, in_steps
-from perfd.analysis.collectives.waits_by_step import waits_by_step
+from perfd.analysis.collectives.step_times_by_waits import StepsOfOperations, in_steps
+from perfd.analysis.collectives.waiting_by_rank import NcclRank, RankShares, RankTally
 from perfd.analysis.counterfactual import (
     LateSet,
     PeriodicStalls,

@@ -20,7 +20,7 @@ from perfd.analysis.counterfactual.late_together import (
     WaitsOfPeers,
     late_ranks_together,
 )
-from perfd.analysis.counterfactual.own_history import SlowSince, became_longer, slow_since
+from perfd.analysis.counterfactual.slow_by_own_past import SlowSince, became_longer, slow_since
 from perfd.analysis.counterfactual.stalling_rank import PeriodicStalls, periodic_stalls, stalled_steps
 
 __all__ = [

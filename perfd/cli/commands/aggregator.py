@@ -18,7 +18,7 @@ from perfd.aggregator.series import tune_memory
 from perfd.cli.signals import set_by_signals
 from perfd.config import AggregatorConfig, load
 from perfd.errors import ConfigError
-from perfd.net.connections import allow_many_connections
+from perfd.net.connection_limits import allow_many_connections
 
 log = logging.getLogger("perfd.aggregator")
 

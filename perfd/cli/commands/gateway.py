@@ -11,7 +11,7 @@ from perfd import logs
 from perfd.cli.signals import set_by_signals
 from perfd.config import GatewayConfig, load
 from perfd.gateway import Gateway
-from perfd.net.connections import allow_many_connections
+from perfd.net.connection_limits import allow_many_connections
 
 log = logging.getLogger("perfd.gateway")
 

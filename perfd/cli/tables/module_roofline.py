@@ -17,7 +17,7 @@ from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError, reason_of
 from perfd.formatting import UNKNOWN, data_size, duration, flops, percent
-from perfd.report.render.graph_svg import GraphNode, graph_svg
+from perfd.report.render.operation_graph_svg import GraphNode, graph_svg
 from perfd.sandbox.named_files import read_bounded, too_large
 from perfd.trace.roofline import (
     LATENCY_RATIO,

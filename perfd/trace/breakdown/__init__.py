@@ -2,9 +2,9 @@
 
 from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
 from perfd.trace.breakdown.critical_path import CriticalPath, critical_path
+from perfd.trace.breakdown.cuda_graph_launches import graph_launches
+from perfd.trace.breakdown.cuda_graph_use import GraphUse, graph_use
 from perfd.trace.breakdown.gpu_time_by_range import PhaseRow, phase_rows, range_rows
-from perfd.trace.breakdown.graph_launches import graph_launches
-from perfd.trace.breakdown.graph_use import GraphUse, graph_use
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS, launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
 from perfd.trace.breakdown.loader_time import LoaderTime, loader_time

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables import (
     call_tables,
+    critical_path_tables,
+    cuda_graph_table,
     decode_table,
-    graph_table,
     layer_table,
     operation_tables,
     operator_tables,
     overlap_table,
-    path_tables,
     range_tables,
     stream_tables,
     timeline_table,
@@ -32,8 +32,8 @@ TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
     "streams": stream_tables.streams,
     "queue": stream_tables.queue,
     "idle": stream_tables.idle,
-    "graphs": graph_table.graphs,
-    "graph-launches": graph_table.launches,
+    "graphs": cuda_graph_table.graphs,
+    "graph-launches": cuda_graph_table.launches,
     "operators": operator_tables.operators,
     "lines": operator_tables.lines,
     "modules": operator_tables.modules,
@@ -43,8 +43,8 @@ TABLES: Mapping[str, Callable[[Sequence[RankTrace]], TraceTable]] = {
     "layers": layer_table.layers,
     "overlap": overlap_table.overlap,
     "decode-gaps": decode_table.decode_gaps,
-    "critical-path": path_tables.critical_path_parts,
-    "path-gains": path_tables.gains,
+    "critical-path": critical_path_tables.critical_path_parts,
+    "path-gains": critical_path_tables.gains,
 }
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd_collectors.training_log.field_text import integer, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.printed_fields import integer, number
 from perfd_collectors.training_log.step_fields import add_step, fields_of
 
 _SPACY = re.compile(r"E {1,8}# {1,12}LOSS [A-Z_ ]{1,400}SCORE\s{0,8}$")

@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import grouped, is_plain_key, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.printed_fields import grouped, is_plain_key, number
 
 _HEAD = re.compile(
     r"\[(?:epoch|batch|sample|token|iteration)=[0-9]{1,15}(?:/[0-9]{1,15})?\](?:\[[^\]]{1,40}\])?:\s*$"

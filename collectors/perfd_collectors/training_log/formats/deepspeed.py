@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import integer, is_plain_key, number, positive, with_suffix
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.megatron import one_line_timers
+from perfd_collectors.training_log.printed_fields import integer, is_plain_key, number, positive, with_suffix
 from perfd_collectors.training_log.step_order import ProgressSource
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 

@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochsOfSamples, EpochsOfUnknownLength
 from perfd_collectors.training_log.formats.loops.line_words import in_english
 from perfd_collectors.training_log.formats.step_lines import LOOPS, OTHER_LINE
+from perfd_collectors.training_log.printed_fields import number
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 

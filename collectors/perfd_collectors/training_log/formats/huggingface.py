@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import grouped, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.printed_fields import grouped, number
 from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnStep
 from perfd_collectors.training_log.step_order import ProgressSource
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import dict_numbers, number, without_nested_dicts
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.printed_fields import dict_numbers, number, without_nested_dicts
 from perfd_collectors.training_log.step_fields import StepFields, add_step, fields_of
 
 _STEP_KEYS = (

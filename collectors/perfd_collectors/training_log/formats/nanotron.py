@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd_collectors.training_log.field_text import fields, sorted_fields, with_suffix
 from perfd_collectors.training_log.format_parser import FormatParser, LogLine
+from perfd_collectors.training_log.printed_fields import fields, sorted_fields, with_suffix
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _ANCHOR = re.compile(r"\biteration: (\d{1,15}) / (\d{1,15}) \|", re.ASCII)

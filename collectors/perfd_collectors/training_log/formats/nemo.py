@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import fields, integer, positive, sorted_fields
 from perfd_collectors.training_log.format_parser import FormatParser, LogLine
+from perfd_collectors.training_log.printed_fields import fields, integer, positive, sorted_fields
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d{1,15})/(\d{1,15}) \|", re.ASCII)
 _BAR = re.compile(

@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfd_collectors.training_log.field_text import number, plain_numbers
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.step_lines import LOOPS
+from perfd_collectors.training_log.printed_fields import number, plain_numbers
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 
 _MOST_LINES = 2000

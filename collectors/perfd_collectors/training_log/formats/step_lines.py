@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import number, plain_numbers, positive
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochHeadings
 from perfd_collectors.training_log.formats.loops.line_words import KEYWORDS, in_english
+from perfd_collectors.training_log.printed_fields import number, plain_numbers, positive
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import grouped, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.printed_fields import grouped, number
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _GIB = 1024.0**3

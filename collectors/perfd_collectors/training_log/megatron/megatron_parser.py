@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from perfd.model import JobDescription
-from perfd_collectors.training_log.field_text import fields, number, positive, with_suffix
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.megatron.megatron_description import MegatronDescription
 from perfd_collectors.training_log.megatron.megatron_events import MegatronEvents
 from perfd_collectors.training_log.megatron.megatron_timers import TimerBlocks, one_line_timers
 from perfd_collectors.training_log.parser_output import training_step
+from perfd_collectors.training_log.printed_fields import fields, number, positive, with_suffix
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 # Excludes NeMo's "Training epoch 0, iteration 1/9 |".

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport
-from perfd_collectors.training_log.field_text import fields, number, positive
+from perfd_collectors.training_log.printed_fields import fields, number, positive
 
 _MIB = 1024.0 * 1024.0
 """Bytes per MiB."""

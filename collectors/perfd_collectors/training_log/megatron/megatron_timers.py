@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfd.model import PhaseTime
-from perfd_collectors.training_log.field_text import number
+from perfd_collectors.training_log.printed_fields import number
 
 _HEADER = re.compile(r"(?:\(min, max\) time|max time|times) across ranks \(ms\):\s*$")
 # Rows: four spaces, name, dots up to column 48, colon. Forks use another width.

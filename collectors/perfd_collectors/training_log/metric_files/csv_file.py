@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 
-from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.metric_files.metric_rows import MAX_KEYS, MetricRow
+from perfd_collectors.training_log.printed_fields import number
 
 _MOST_LINE_BYTES = 1 << 16
 """Longest row; rows of metrics are far shorter."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.printed_fields import number
 from perfd_collectors.training_log.step_fields import StepFields, add_step
 from perfd_collectors.training_log.step_order import ProgressSource
 

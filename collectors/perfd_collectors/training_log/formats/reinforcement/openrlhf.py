@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import dict_numbers
 from perfd_collectors.training_log.format_parser import FormatParser, LogLine
+from perfd_collectors.training_log.printed_fields import dict_numbers
 
 _ROUND = re.compile(r"\bGlobal step ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
 _EVALUATION = re.compile(r"\bEvaluation completed in [^,]{1,40}, global_step ([0-9]{1,15}), eval_metrics: ")

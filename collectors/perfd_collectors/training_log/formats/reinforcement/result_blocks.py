@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd_collectors.training_log.field_text import integer, is_plain_key, number
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.step_lines import LOOPS
+from perfd_collectors.training_log.printed_fields import integer, is_plain_key, number
 
 _BOX = re.compile(
     r"\| (?:(?:rollout|time|train|eval)/ {0,60}\|[^|]{0,60}"

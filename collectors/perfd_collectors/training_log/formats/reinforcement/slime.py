@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.field_text import dict_numbers
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
+from perfd_collectors.training_log.printed_fields import dict_numbers
 
 _LINE = re.compile(r"\.py:[0-9]{1,6} - (step|perf|eval|rollout) ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
 _TIME = re.compile(r"perf/(\w{1,60})_time")

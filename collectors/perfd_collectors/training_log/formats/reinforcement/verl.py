@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd_collectors.training_log.field_text import is_plain_key, number, plain_numbers
 from perfd_collectors.training_log.format_parser import FormatParser, LogLine
+from perfd_collectors.training_log.printed_fields import is_plain_key, number, plain_numbers
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d{1,15}) - (?=[\w/.-]+:)", re.ASCII)
 _GIB = 1024.0**3

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from analysis.jobs import job_data, step_table
 
-from perfd.analysis.collectives.steps_by_waits import in_steps
-from perfd.analysis.collectives.waits_by_step import waits_by_step
+from perfd.analysis.collectives.rank_waits_per_step import waits_by_step
+from perfd.analysis.collectives.step_times_by_waits import in_steps
 from perfd.analysis.data.job_data import Floats, JobData, OperationPace
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch, stacked
 from perfd.model import ParallelLayout

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import Any
 
-from perfd.aggregator.queried.chart_expressions import (
+from perfd.aggregator.prometheus_charts.chart_expressions import (
     gpu_expression,
     gpus_of,
     memory_expression,
@@ -16,7 +16,7 @@ from perfd.aggregator.queried.chart_expressions import (
     steps_expression,
     with_earlier,
 )
-from perfd.aggregator.queried.prometheus_ranges import PrometheusRanges, TimeRange
+from perfd.aggregator.prometheus_charts.prometheus_ranges import PrometheusRanges, TimeRange
 from perfd.analysis.data.job_data import StepTable
 from perfd.clock import Clock
 from perfd.config import HistoryConfig

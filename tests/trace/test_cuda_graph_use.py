@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfd.trace.breakdown.graph_use import NODE_GAP_NS
+from perfd.trace.breakdown.cuda_graph_use import NODE_GAP_NS
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_bottleneck import diagnose

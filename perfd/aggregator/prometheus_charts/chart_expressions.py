@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from perfd.aggregator.queried.prometheus_ranges import QueriedSeries
+from perfd.aggregator.prometheus_charts.prometheus_ranges import QueriedSeries
 from perfd.model import JOB_LABELS, GpuColumn
 
 _PROGRESS = {

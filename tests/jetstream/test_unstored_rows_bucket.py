@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from jetstream.support import WAIT_S, until
 
-from perfd.aggregator.group.spare_bucket import SpareBucket
+from perfd.aggregator.group.unstored_rows_bucket import SpareBucket
 from perfd.config import NatsListenConfig
 from tests.support.nats_server import NatsServer
 

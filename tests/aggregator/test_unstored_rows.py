@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from perfd.aggregator.history import HistoryRecorder, HistoryStore, StoredExporterMemory, history_recorder
 from perfd.aggregator.history.database import HistoryUnavailableError
 from perfd.aggregator.history.history_rows import Statement, engine_row, exporter_row, job_rows
-from perfd.aggregator.history.spare_rows import UnstoredRows, unstored
 from perfd.aggregator.history.sqlite import SqliteDatabase
+from perfd.aggregator.history.unstored_rows import UnstoredRows, unstored
 from perfd.model import Alert, AlertState
 from perfd.rules.rule_model import EngineState
 

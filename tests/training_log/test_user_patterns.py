@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log.collector import TrainingLogOptions, create
-from perfd_collectors.training_log.formats.own_patterns import compiled_pattern
+from perfd_collectors.training_log.formats.user_patterns import compiled_pattern
 from perfd_collectors.training_log.log_document import LogDocument
 
 from perfd.cli import main

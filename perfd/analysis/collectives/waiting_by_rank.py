@@ -8,8 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from perfd.analysis.collectives.by_dimension import DimensionTally
-from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
+from perfd.analysis.collectives.kernel_time_by_dimension import DimensionTally
 from perfd.analysis.collectives.late_rank_cost import (
     ALL_HELD,
     LONG,
@@ -18,6 +17,7 @@ from perfd.analysis.collectives.late_rank_cost import (
     Lateness,
     LateRankLosses,
 )
+from perfd.analysis.collectives.newly_slow_rank import EARLIER, NEWEST, onset, possible
 from perfd.analysis.collectives.step_losses import AnalysisWindow
 from perfd.analysis.counterfactual import LateSet, is_over, late_ranks_together, late_stretch, step_change
 from perfd.analysis.data.job_data import Bools, Floats, Ints

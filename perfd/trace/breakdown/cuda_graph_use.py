@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 
 from perfd.trace.breakdown.activity_links import activity_links
-from perfd.trace.breakdown.graph_launches import launched_by_graphs
+from perfd.trace.breakdown.cuda_graph_launches import launched_by_graphs
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Flags, Ns

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.errors import ConfigError
-from perfd_collectors.training_log.field_text import grouped, integer, number, sorted_fields
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.pattern_cost import growth
+from perfd_collectors.training_log.printed_fields import grouped, integer, number, sorted_fields
 from perfd_collectors.training_log.step_order import ProgressSource
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 

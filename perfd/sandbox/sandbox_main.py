@@ -1,4 +1,4 @@
-"""The side of the sandbox: `python -m perfd.sandbox.reader_process MODULE:FUNCTION DESCRIPTOR`."""
+"""The side of the sandbox: `python -m perfd.sandbox.sandbox_main MODULE:FUNCTION DESCRIPTOR`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from perfd.errors import PerfdError
 from perfd.sandbox.confinement import confine
 from perfd.sandbox.message_channel import ChannelClosedError, receive, send
-from perfd.sandbox.sandbox_process import ANSWER, FILTERED, REFUSAL, UNFILTERED, Reader
+from perfd.sandbox.sandbox_client import ANSWER, FILTERED, REFUSAL, UNFILTERED, Reader
 
 _MOST_CHARS = 1000
 """Of a reason."""

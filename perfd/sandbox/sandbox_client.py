@@ -41,7 +41,7 @@ class Sandbox:
                 sys.executable,
                 "-P",
                 "-m",
-                "perfd.sandbox.reader_process",
+                "perfd.sandbox.sandbox_main",
                 reader,
                 str(theirs.fileno()),
             ]

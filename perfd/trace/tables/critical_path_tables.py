@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from perfd.trace.breakdown import Collectives, CriticalPath, RankTimeline, collectives, critical_path
-from perfd.trace.breakdown.path_gains import path_gains
+from perfd.trace.breakdown.critical_path_gains import path_gains
 from perfd.trace.model.host_spans import SpanKind
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.tables.operator_tables import launching_spans
