@@ -1,6 +1,6 @@
 """What nodes were blamed for over all jobs, who is worse than its peers, and what to do about it. Pure."""
 
-from perfd.nodes.drain_advice import drain_command, drainable, reason_of, shown
+from perfd.nodes.drain_advice import drain_command, drainable, reason_of
 from perfd.nodes.drain_policy import DONE, Drain, DrainLimits, drains_due
 from perfd.nodes.finding_blame import blames_of
 from perfd.nodes.incidents import Incident, IncidentKind, decayed
@@ -24,7 +24,6 @@ __all__ = [
     "drainable",
     "drains_due",
     "reason_of",
-    "shown",
     "standings",
     "suspect_probability",
 ]

@@ -1,11 +1,9 @@
-"""The command that takes a node out of scheduling, as a list of words; and how it is shown to people."""
+"""The command that takes a node out of scheduling, as a list of words, and the reason that it states."""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections import Counter
-from collections.abc import Sequence
 
 from perfd.nodes.node_ledger import Scheduler
 from perfd.nodes.suspicion import NodeStanding
@@ -34,11 +32,6 @@ def drain_command(node: str, scheduler: Scheduler, reason: str) -> tuple[str, ..
     if scheduler is Scheduler.KUBERNETES:
         return ("kubectl", "taint", "nodes", node, f"{TAINT}=true:NoSchedule", "--overwrite")
     return ("scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}")
-
-
-def shown(command: Sequence[str]) -> str:
-    """The command to copy into a shell."""
-    return shlex.join(command)
 
 
 def reason_of(standing: NodeStanding) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perfd.capture.kineto.at_exit import FOLDER, waits_at_exit, with_wait_at_exit
-from perfd.capture.node.trace_directory import plan
+from perfd.capture.node.trace_directory import plan_trace_directory
 
 PATIENCE_S = 60.0
 FAR_UNIX_S = 4e9
@@ -31,7 +31,9 @@ class Process:
         )
         self.pid = self.popen.pid
         assert self.popen.stdout.readline() == "runs\n"
-        self.box = plan(Path("/proc"), self.pid, str(place), source="a test", profiler="kineto")
+        self.box = plan_trace_directory(
+            Path("/proc"), self.pid, str(place), source="a test", profiler="kineto"
+        )
 
     def mark(self, until_unix_s=FAR_UNIX_S, uid=None):
         self.box.mark(self.pid, until_unix_s, os.geteuid() if uid is None else uid, os.getegid())

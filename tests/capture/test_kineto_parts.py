@@ -177,7 +177,9 @@ def test_a_large_trace_is_judged_by_its_end_and_its_marks(tmp_path, monkeypatch)
 @pytest.mark.parametrize("place", ["relative", "/a/../b", "/a=b", "/a!b"])
 def test_a_place_that_is_no_plain_path_is_refused(tmp_path, place):
     with pytest.raises(CaptureError, match="KINETO_ONDEMAND_TRACE_DIR"):
-        trace_directory.plan(tmp_path, 1, place, source="KINETO_ONDEMAND_TRACE_DIR", profiler="kineto")
+        trace_directory.plan_trace_directory(
+            tmp_path, 1, place, source="KINETO_ONDEMAND_TRACE_DIR", profiler="kineto"
+        )
 
 
 def test_a_link_on_the_way_is_not_followed(tmp_path):
@@ -191,13 +193,13 @@ def test_a_link_on_the_way_is_not_followed(tmp_path):
 
 @pytest.mark.parametrize("handle", ["perfd.llama.1", "/!/etc!passwd", "/!/tmp!perfd-kineto-a/../b", "!!"])
 def test_a_handle_of_something_else_names_no_folder(handle):
-    assert trace_directory.from_handle(handle) is None
+    assert trace_directory.trace_directory_of(handle) is None
 
 
 def test_a_handle_finds_its_folder_again(tmp_path):
     box = trace_directory.TraceDirectory(root=tmp_path, place=PurePosixPath("/"), name="perfd-kineto-x")
     (tmp_path / box.name).mkdir()
-    again = trace_directory.from_handle(box.handle)
+    again = trace_directory.trace_directory_of(box.handle)
     assert again == box
     again.remove()
     again.remove()

@@ -231,14 +231,10 @@ def _left_over(path: Path) -> bool:
     return False
 
 
-def _create(options: HookOptions, settings: Settings) -> HookCollector:
-    return HookCollector(options, settings)
-
-
 SPEC = CollectorSpec(
     name="hook",
     options=HookOptions,
-    create=_create,
+    create=HookCollector,
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
     columns=COLUMNS,

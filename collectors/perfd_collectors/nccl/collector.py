@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from perfd.collector import (
-    Collector,
     CollectorSpec,
     Column,
     ColumnKind,
@@ -326,14 +325,10 @@ def _read_bookmark(text: str | None) -> dict[str, SegmentProgress]:
         return {}  # Written by another version: the ring buffers are read from their oldest record.
 
 
-def _create(options: NcclOptions, settings: Settings) -> Collector:
-    return NcclCollector(options, settings)
-
-
 SPEC = CollectorSpec(
     name="nccl",
     options=NcclOptions,
-    create=_create,
+    create=NcclCollector,
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
     columns=COLUMNS,

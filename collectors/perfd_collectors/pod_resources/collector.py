@@ -148,15 +148,10 @@ _COLUMNS = (
 )
 
 
-def create(options: PodResourcesOptions, settings: Settings) -> PodResourcesCollector:
-    """A collector of this node's containers; raises `Unavailable` without the kubelet's socket."""
-    return PodResourcesCollector(options, settings)
-
-
 SPEC = CollectorSpec(
     name="pod_resources",
     options=PodResourcesOptions,
-    create=create,
+    create=PodResourcesCollector,
     interval_s=5.0,
     enabled=False,
     columns=_COLUMNS,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perfd.formatting import printable_text
-from perfd.nodes import Drain, Incident, NodeStanding, Scheduler, Standing, drain_command, reason_of, shown
+from perfd.nodes import Drain, Incident, NodeStanding, Scheduler, Standing, drain_command, reason_of
 
 _MOST_INCIDENTS = 20
 """Of a node, the newest; `incident_count` counts all."""
@@ -45,7 +46,11 @@ def _node(one: NodeStanding, drain: Drain | None) -> dict[str, Any]:
         "advice": _advice(one),
         "drain": None
         if drain is None
-        else {"unix_s": drain.unix_s, "outcome": drain.outcome or "running", "command": shown(drain.command)},
+        else {
+            "unix_s": drain.unix_s,
+            "outcome": drain.outcome or "running",
+            "command": shlex.join(drain.command),
+        },
     }
 
 
@@ -83,7 +88,7 @@ def _advice(one: NodeStanding) -> list[dict[str, str]]:
         for scheduler in ([one.scheduler] if one.scheduler else Scheduler)
     }
     return [
-        {"scheduler": scheduler.value, "command": shown(command)}
+        {"scheduler": scheduler.value, "command": shlex.join(command)}
         for scheduler, command in commands.items()
         if command is not None
     ]

@@ -31,9 +31,7 @@ from perfd.capture.node.process_targets import ProcessTool, placed_targets, star
 from perfd.capture.node.read_lock import reading
 from perfd.capture.node.retention import FolderWatch, OnRemoved, keep_s
 from perfd.capture.node.shared_folder import SharedFolder
-from perfd.capture.node.trace_directory import TraceDirectory
-from perfd.capture.node.trace_directory import from_handle as trace_directory_of
-from perfd.capture.node.trace_directory import plan as plan_trace_directory
+from perfd.capture.node.trace_directory import TraceDirectory, plan_trace_directory, trace_directory_of
 
 __all__ = [
     "DAEMON_VARIABLE",

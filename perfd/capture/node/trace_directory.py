@@ -142,7 +142,7 @@ def _copy(file: BinaryIO, to: Path) -> None:
         raise CaptureError(f"The trace cannot be kept as {to}: {error.strerror}.") from error
 
 
-def plan(proc: Path, pid: int, place: str, *, source: str, profiler: str) -> TraceDirectory:
+def plan_trace_directory(proc: Path, pid: int, place: str, *, source: str, profiler: str) -> TraceDirectory:
     """A folder of a new name below `place` in the file system of a process; raises `CaptureError`.
 
     `source` is the setting that named the place, `profiler` a part of the new name.
@@ -162,7 +162,7 @@ def plan(proc: Path, pid: int, place: str, *, source: str, profiler: str) -> Tra
     return TraceDirectory(root=root, place=path, name=f"{_PREFIX}{profiler}-{secrets.token_hex(8)}")
 
 
-def from_handle(handle: str) -> TraceDirectory | None:
+def trace_directory_of(handle: str) -> TraceDirectory | None:
     """The folder that a handle names; None for a handle of something else."""
     parts = handle.split(_SEPARATOR)
     if len(parts) != 3 or not parts[2].startswith(_PREFIX) or "/" in parts[2]:

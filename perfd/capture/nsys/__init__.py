@@ -1,6 +1,6 @@
 """Captures with Nsight Systems."""
 
-from perfd.capture.nsys.ncu_plan import REPLAY_MODES, NcuPlan, plan
+from perfd.capture.nsys.ncu_plan import REPLAY_MODES, NcuPlan, plan_ncu
 from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
 from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
 from perfd.capture.nsys.nsys_launch import Launch, plan_launch
@@ -20,7 +20,7 @@ __all__ = [
     "find_nsys",
     "importer_problem",
     "parse_version",
-    "plan",
     "plan_launch",
+    "plan_ncu",
     "plan_nsys",
 ]

@@ -62,7 +62,7 @@ class NcuPlan:
     """Others use the GPU, so its clocks must stay as they are."""
 
 
-def plan(wanted: NcuPlan) -> str:
+def plan_ncu(wanted: NcuPlan) -> str:
     """A shell script of one command, with what to know before it is run; raises `CaptureError`."""
     if not wanted.command:
         raise CaptureError("Give the job's command after --, for example -- python train.py.")

@@ -53,7 +53,7 @@ _STRING_COLUMNS = ("demangledName", "mangledName", "nameId", "shortName", "textI
 """Columns of the copied tables that point into StringIds."""
 
 
-def redact(source: Path, target: Path) -> None:
+def redact_export(source: Path, target: Path) -> None:
     """Write the harmless part of an export into `target`, which exists and is empty.
 
     Raises `CaptureError` if `source` is not an export.

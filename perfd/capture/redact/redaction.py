@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from perfd.capture.redact.redact_json import redact_stacks, redact_trace
-from perfd.capture.redact.redact_sqlite import redact as redact_export
+from perfd.capture.redact.redact_sqlite import redact_export
 from perfd.errors import CaptureError, SandboxError
 from perfd.sandbox.confined_call import ConfinedCallError, confined_call
 

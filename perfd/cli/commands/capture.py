@@ -18,8 +18,7 @@ from urllib.parse import quote, urlencode
 
 from rich.text import Text
 
-from perfd.capture.nsys import REPLAY_MODES, NcuPlan, NsysPlan, plan_nsys
-from perfd.capture.nsys import plan as plan_ncu
+from perfd.capture.nsys import REPLAY_MODES, NcuPlan, NsysPlan, plan_ncu, plan_nsys
 from perfd.capture.policy.capture_json import API_PATH
 from perfd.capture.redact import redacted_copy
 from perfd.cli import capture_slurm

@@ -182,7 +182,6 @@ def _finding(
     confidence: float,
     *,
     attainable: float | None = None,
-    culprits: str = "",
 ) -> ReportFinding:
     return ReportFinding(
         title=title(verdict.value),
@@ -190,7 +189,6 @@ def _finding(
         advice=_ADVICE[verdict],
         gain_ratio=None if attainable is None else max(0.0, 1 - attainable),
         confidence=confidence,
-        culprits=culprits,
     )
 
 

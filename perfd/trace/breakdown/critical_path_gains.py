@@ -18,6 +18,8 @@ from perfd.trace.breakdown.critical_path import DATA_LOADING, CriticalPath, Path
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 
 _HOST = frozenset({PathKind.HOST.value, DATA_LOADING})
+_MOST_CLASSES = 8
+"""Of work on a path, the costliest: each takes a pass over all operations. Chosen."""
 _PENDING = -1.0
 """A time that is not computed yet; no real one is negative."""
 
@@ -34,13 +36,13 @@ class PathGain:
 
 
 def path_gains(
-    timelines: Mapping[int, RankTimeline], found: Collectives, path: CriticalPath, most: int = 8
+    timelines: Mapping[int, RankTimeline], found: Collectives, path: CriticalPath
 ) -> list[PathGain]:
-    """The `most` costly classes of the path; one pass over all operations for each."""
+    """The costliest classes of the path; one pass over all operations for each."""
     graph = _Graph({rank: timeline for rank, timeline in timelines.items() if timeline.complete}, found)
     plain = graph.end_ns(path.end_rank, frozenset())
     gains = []
-    for part_class, path_s in list(path.by_class().items())[:most]:
+    for part_class, path_s in list(path.by_class().items())[:_MOST_CLASSES]:
         if part_class in {PathKind.GAP.value, PathKind.LAUNCH.value, PathKind.WAIT_RETURN.value}:
             continue
         free = _HOST if part_class in _HOST else frozenset({part_class})

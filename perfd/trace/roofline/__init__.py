@@ -1,7 +1,6 @@
 """Operations under the roofline of a GPU, from shapes, HLO lines or Nsight Compute."""
 
-from perfd.trace.roofline.hlo_cost import HloCost
-from perfd.trace.roofline.hlo_cost import costs as hlo_costs
+from perfd.trace.roofline.hlo_cost import HloCost, hlo_costs
 from perfd.trace.roofline.hlo_findings import (
     LAYOUT_CHANGE,
     layout_copies,

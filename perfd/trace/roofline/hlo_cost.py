@@ -84,7 +84,7 @@ class HloCost:
         return self.count * max(self.flops / peak_flops_per_s, self.traffic_bytes / memory_bytes_per_s)
 
 
-def costs(module: HloModule) -> list[HloCost]:
+def hlo_costs(module: HloModule) -> list[HloCost]:
     """The operations of a step that take time, in order; bodies of loops as often as they run."""
     return list(_walk(module, module.entry, 1, 0))
 
