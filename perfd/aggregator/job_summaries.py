@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from perfd.aggregator.configured_analysis import analysis_settings
 from perfd.aggregator.failures import Part
 from perfd.aggregator.job_changes import JobChanges, progress_of
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
-from perfd.aggregator.state import AggregatorState, Derived, JobNumbers, all_compute, state_key
+from perfd.aggregator.state import AggregatorState, Derived, JobNumbers, StateKey, all_compute, state_key
 from perfd.aggregator.summary_turns import (
     GPUS_PER_SECOND,
     SummaryTurn,
@@ -23,7 +24,7 @@ from perfd.aggregator.summary_turns import (
     next_turn,
 )
 from perfd.analysis.data.job_data import StepTable
-from perfd.analysis.diagnosis import AnalysisSettings, JobPast, JobSummary, with_alerts
+from perfd.analysis.diagnosis import JobPast, JobSummary, with_alerts
 from perfd.analysis.diagnosis.job_summary import failed_summary
 from perfd.analysis.findings import (
     FaultHistory,
@@ -37,12 +38,9 @@ from perfd.analysis.findings import (
     with_lasting_fault,
     without_last_of_late_hosts,
 )
-from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.steps import StepTimeChange, step_time_change
 from perfd.clock import Clock
 from perfd.config import AnalysisConfig
-from perfd.errors import ConfigError
-from perfd.gpu_peaks import load_peaks
 from perfd.model import Alert, StepSource
 
 _WINDOW_SLACK = 4
@@ -58,6 +56,34 @@ _IDLE_S = 60.0
 
 _NEWEST_STEPS, _FEWEST_LINES = 8, 3
 """Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _CountedGpus:
+    """As how many GPUs a job counts, when that was counted, and with how many nodes."""
+
+    gpus: int
+    counted_s: float
+    nodes: int
+
+
+@dataclass(slots=True)
+class _JobMemory:
+    """What earlier rounds leave to the next one about a job."""
+
+    looked_s: float = -math.inf
+    """When its live numbers were asked for last, whatever came of it."""
+    gpus: _CountedGpus | None = None
+    found: Sequence[Finding] = ()
+    """In the newest round, before an earlier headline was held."""
+    verdict: Verdict = field(default_factory=Verdict)
+    lasting: LastingFault | None = None
+    """What began while it ran and goes on."""
+    faults: FaultHistory | None = None
+    change: tuple[StateKey, StepTimeChange | None] | None = None
+    """With the key of the numbers that it belongs to."""
+    of_whole: tuple[int, Sequence[Finding]] | None = None
+    """Once it is over, what the summary of all of it found, and the version of its state then."""
 
 
 class JobSummaries:
@@ -76,20 +102,7 @@ class JobSummaries:
         self._fleet = state.fleet
         self._failures = state.failures
         self._clock = clock
-        self._verdicts: dict[str, Verdict] = {}
-        self._found: dict[str, Sequence[Finding]] = {}
-        """By job, in the newest round, before an earlier headline was held."""
-        self._lasting: dict[str, LastingFault | None] = {}
-        """By job, what began while it ran and goes on."""
-        self._of_whole: dict[str, tuple[int, Sequence[Finding]]] = {}
-        """By job that is over, the version of its state and what the summary of all of it found then."""
-        self._faults: dict[str, FaultHistory] = {}
-        self._changes: dict[str, tuple[tuple[int, ...], StepTimeChange | None]] = {}
-        """By job; the key is that of the numbers that it belongs to."""
-        self._gpus: dict[str, tuple[int, float, int]] = {}
-        """By job, its nodes when its GPUs were counted, when that was, and as how many it counts."""
-        self._looked_s: dict[str, float] = {}
-        """By job, when its live numbers were asked for last, whatever came of it."""
+        self._jobs: defaultdict[str, _JobMemory] = defaultdict(_JobMemory)
         self._signs = JobChanges()
         self._turn = SummaryTurn(jobs=(), credit_gpus=0.0)
         self._turned_s, self._rested_s = -math.inf, 0.0
@@ -104,11 +117,12 @@ class JobSummaries:
         waiting, all_gpus, calm_gpus = [], 0, 0
         with self._state.lock:
             for name, job in self._fleet.jobs.items():
-                gpus = self._gpus_of(name, job, now_s)
+                memory = self._jobs[name]
+                gpus = self._gpus_of(memory, job, now_s)
                 known = self._live.newest.get(name)
-                waited_s = now_s - self._looked_s.get(name, -math.inf)
+                waited_s = now_s - memory.looked_s
                 news = known is None or known.key != state_key(self._fleet, job)
-                pending = known is not None and self._verdicts[name].pending
+                pending = known is not None and memory.verdict.pending
                 data = None if known is None else known.data
                 summary = None if known is None else known.summary
                 signs = self._signs.signs(name, progress_of(job, data, summary), now_s, waited_s)
@@ -142,14 +156,14 @@ class JobSummaries:
             self._look(name, now_unix_s)
         return True
 
-    def _gpus_of(self, name: str, job: JobState, now_s: float) -> int:
+    def _gpus_of(self, memory: _JobMemory, job: JobState, now_s: float) -> int:
         """As how many GPUs a job counts, of late; called with the state's lock held."""
-        known = self._gpus.get(name)
-        if known is None or known[0] != len(job.nodes) or now_s - known[1] >= _GPUS_EVERY_S:
+        known = memory.gpus
+        if known is None or known.nodes != len(job.nodes) or now_s - known.counted_s >= _GPUS_EVERY_S:
             nodes = [self._fleet.nodes[node] for node in job.nodes if node in self._fleet.nodes]
-            gpus = sum(len(node.readings.gpu_history.layout.entities) for node in nodes)
-            known = self._gpus[name] = len(job.nodes), now_s, counted_gpus(gpus)
-        return known[2]
+            gpus = counted_gpus(sum(len(node.readings.gpu_history.layout.entities) for node in nodes))
+            known = memory.gpus = _CountedGpus(gpus=gpus, counted_s=now_s, nodes=len(job.nodes))
+        return known.gpus
 
     def newest(self, job: str) -> Derived | None:
         """The live numbers that were made last; None when there are none, or its analysis failed since.
@@ -170,15 +184,15 @@ class JobSummaries:
 
     def _look(self, job: str, now_unix_s: float) -> Derived | None:
         with self._failures.contained(Part.ANALYSIS, job=job):
-            now_s = self._clock.monotonic_s()
-            self._looked_s[job] = now_s
+            now_s, memory = self._clock.monotonic_s(), self._jobs[job]
+            memory.looked_s = now_s
             known = self._live.newest.get(job)
             derived = self._live.derive(job, now_unix_s, now_s)
             if derived is None:
                 return None
             if derived is not known:
-                self._found[job] = self._with_lasting_fault(job, derived, now_unix_s)
-            elif not self._verdicts[job].pending:
+                _find(memory, derived, now_unix_s)
+            elif not memory.verdict.pending:
                 return derived
             steady = replace(derived, summary=self._steadied(job, derived.summary, now_unix_s))
             self._live.newest[job] = steady
@@ -193,14 +207,14 @@ class JobSummaries:
             derived = self._whole.derive(job, now_unix_s, self._clock.monotonic_s())
             if derived is None:
                 return None
-            found = without_last_of_late_hosts(self._lasting.get(job), derived.summary.findings)
+            memory = self._jobs[job]
+            found = without_last_of_late_hosts(memory.lasting, derived.summary.findings)
             summary = self._with_past(job, replace(derived.summary, findings=found))
-            history = self._faults.get(job)
-            steady = () if history is None else history.steady.findings
+            steady = () if memory.faults is None else memory.faults.steady.findings
             faults = summary.past.faults
             found = of_whole_job(found, steady, faults, job_s=_made_steps_s(derived.data.steps, faults))
             if version is not None:
-                self._of_whole[job] = version, found
+                memory.of_whole = version, found
             return with_alerts(replace(summary, findings=found), alerts)
         return None
 
@@ -212,14 +226,18 @@ class JobSummaries:
         live = self._live.newest.get(job)
         if live is None:
             return None
-        known = self._of_whole.get(job)
+        known = self._whole_findings(job)
         over = known is not None and self._version_at_end(job) is not None
         return replace(live.summary, findings=known[1]) if known and over else live.summary
 
     def lacks_whole(self, job: str) -> bool:
         """Whether the job is over, and no summary of all that is known of it was made."""
-        version, known = self._version_at_end(job), self._of_whole.get(job)
+        version, known = self._version_at_end(job), self._whole_findings(job)
         return version is not None and (known is None or known[0] != version)
+
+    def _whole_findings(self, job: str) -> tuple[int, Sequence[Finding]] | None:
+        memory = self._jobs.get(job)
+        return None if memory is None else memory.of_whole
 
     def _version_at_end(self, job: str) -> int | None:
         """That of the state of a job that is over, else None."""
@@ -274,14 +292,15 @@ class JobSummaries:
         As old as the job's live numbers.
         """
         with self._state.lock:
-            job, live, known = self._fleet.jobs.get(name), self.newest(name), self._changes.get(name)
+            job, live = self._fleet.jobs.get(name), self.newest(name)
             if job is None or live is None:
                 return None
-            if known is not None and known[0] == live.key:
-                return known[1]
+            memory = self._jobs[name]
+            if memory.change is not None and memory.change[0] == live.key:
+                return memory.change[1]
             steps, events = job.step_table(), tuple(job.events)
         change = step_time_change(steps, events)
-        self._changes[name] = live.key, change
+        memory.change = live.key, change
         return change
 
     def forget(self, jobs: Iterable[str]) -> None:
@@ -289,27 +308,8 @@ class JobSummaries:
         for name in jobs:
             self._live.newest.pop(name, None)
             self._whole.newest.pop(name, None)
-            self._verdicts.pop(name, None)
-            self._found.pop(name, None)
-            self._lasting.pop(name, None)
-            self._of_whole.pop(name, None)
-            self._faults.pop(name, None)
-            self._changes.pop(name, None)
-            self._looked_s.pop(name, None)
-            self._gpus.pop(name, None)
+            self._jobs.pop(name, None)
             self._signs.forget(name)
-
-    def _with_lasting_fault(self, job: str, derived: Derived, now_unix_s: float) -> Sequence[Finding]:
-        """What a round found, with the fault that goes on though its evidence is of long ago."""
-        newest_s = _newest_step_s(derived.data.steps)
-        self._lasting[job], found = with_lasting_fault(
-            self._lasting.get(job),
-            derived.summary.findings,
-            unix_s=now_unix_s,
-            step=derived.summary.steps.last,
-            newest_step_s=newest_s,
-        )
-        return found
 
     def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
         """The summary with the headline of earlier rounds, until another one has lasted."""
@@ -322,8 +322,8 @@ class JobSummaries:
             step_s=summary.step_time_s.median,
             newest_step=steps.last,
         )
-        prior = self._verdicts.get(job, Verdict())
-        self._verdicts[job], findings = steady_verdict(prior, self._found[job], moment)
+        memory = self._jobs[job]
+        memory.verdict, findings = steady_verdict(memory.verdict, memory.found, moment)
         summary = replace(summary, findings=findings)
         with self._state.lock:
             if (known := self._fleet.jobs.get(job)) is None:
@@ -332,12 +332,14 @@ class JobSummaries:
         # Rounds after the end find what the last steps show.
         seen_unix_s = now_unix_s if ended_unix_s is None else min(now_unix_s, ended_unix_s)
         moment = replace(moment, unix_s=seen_unix_s)
-        self._faults.setdefault(job, FaultHistory(earlier)).take(findings, moment)
+        if memory.faults is None:
+            memory.faults = FaultHistory(earlier)
+        memory.faults.take(findings, moment)
         return self._with_past(job, summary)
 
     def _with_past(self, job: str, summary: JobSummary) -> JobSummary:
         """The summary with what the job went through since it started, in another aggregator too."""
-        faults = self._faults.get(job)
+        faults = self._jobs[job].faults
         with self._state.lock:
             if (known := self._fleet.jobs.get(job)) is None:
                 return summary
@@ -352,6 +354,17 @@ class JobSummaries:
         )
         past = JobPast(restarts_count=restarts, restarts_lost_s=lost_s, faults=own)
         return replace(summary, past=past)
+
+
+def _find(memory: _JobMemory, derived: Derived, now_unix_s: float) -> None:
+    """Note what a round found, with the fault that goes on though its evidence is of long ago."""
+    memory.lasting, memory.found = with_lasting_fault(
+        memory.lasting,
+        derived.summary.findings,
+        unix_s=now_unix_s,
+        step=derived.summary.steps.last,
+        newest_step_s=_newest_step_s(derived.data.steps),
+    )
 
 
 def _newest_step_s(steps: StepTable) -> float | None:
@@ -370,18 +383,3 @@ def _made_steps_s(steps: StepTable, faults: Sequence[FaultPeriod]) -> float:
         began_unix_s.append(float(steps.time_unix_s[0] - took_s))
         ended_unix_s.append(float(steps.time_unix_s[-1]))
     return max(ended_unix_s) - min(began_unix_s) if began_unix_s else 0.0
-
-
-def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
-    """The analysis of whole jobs as configured; raises `ConfigError` with the key that is wrong."""
-    try:
-        convention = FlopsConvention(config.flops_convention)
-    except ValueError:
-        known = ", ".join(FlopsConvention)
-        raise ConfigError(
-            f"analysis.flops_convention: {config.flops_convention!r} is not one of {known}."
-        ) from None
-    peaks = load_peaks(Path(config.gpu_peaks_file) if config.gpu_peaks_file else None)
-    return AnalysisSettings(
-        convention=convention, peaks=peaks, network_bytes_per_s=config.network_bytes_per_s
-    )

@@ -16,7 +16,7 @@ from aggregator.support import START_S, aggregator, gpus, source, step, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfd.aggregator import Aggregator, job_summaries
+from perfd.aggregator import Aggregator, configured_analysis
 from perfd.aggregator.alerts import alert_evaluation
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history.history_rows import rows
@@ -339,7 +339,7 @@ def rig():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MetricNames, "installed", lambda: names)
         patch.setattr(alert_evaluation, "load_rules", lambda _: rules)
-        patch.setattr(job_summaries, "load_peaks", lambda _: peaks)
+        patch.setattr(configured_analysis, "load_peaks", lambda _: peaks)
         yield run_rounds
 
 

@@ -13,6 +13,7 @@ from time import monotonic
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.alerts import AlertEvaluation
 from perfd.aggregator.audit import AuditLog
+from perfd.aggregator.configured_analysis import analysis_settings
 from perfd.aggregator.group.group_pages import GroupPages
 from perfd.aggregator.group.leases import Leases
 from perfd.aggregator.group.partition_config import check_group, group_hosts, partition_config
@@ -20,7 +21,6 @@ from perfd.aggregator.group.peers import Peers
 from perfd.aggregator.group.unstored_rows_bucket import SpareBucket
 from perfd.aggregator.history import configured_database
 from perfd.aggregator.http_endpoints import HttpEndpoints
-from perfd.aggregator.job_summaries import analysis_settings
 from perfd.aggregator.partition import Partition
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.clock import SystemClock

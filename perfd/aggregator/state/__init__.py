@@ -3,7 +3,7 @@
 from perfd.aggregator.state.agent_registry import AgentState
 from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.batch_repeats import BatchVerdict
-from perfd.aggregator.state.derived_numbers import Derived, JobNumbers, job_data, state_key
+from perfd.aggregator.state.derived_numbers import Derived, JobNumbers, StateKey, job_data, state_key
 from perfd.aggregator.state.durable_records import Durable
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.gpu_owners import gpu_owners
@@ -19,6 +19,7 @@ __all__ = [
     "Fleet",
     "JobNumbers",
     "NodeState",
+    "StateKey",
     "all_compute",
     "gpu_owners",
     "job_data",

@@ -23,7 +23,8 @@ _SEVERAL = 2
 """Only a node with so many jobs can have a GPU that jobs share."""
 _PORT_COLUMNS = (NicColumn.LINK_UP, NicColumn.SPEED)
 
-Key = tuple[int, ...]
+StateKey = tuple[int, ...]
+"""Another one whenever something that the analysis reads of a job has changed."""
 _NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
 
 
@@ -31,7 +32,7 @@ _NO_SAMPLES = GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})
 class Derived:
     """What follows from one state of a job."""
 
-    key: Key
+    key: StateKey
     data: JobData
     """Without samples of GPUs and operations, which only the summary needs."""
     summary: JobSummary
@@ -79,7 +80,7 @@ class JobNumbers:
         return summarise(data, self._settings)
 
 
-def state_key(fleet: Fleet, job: JobState) -> Key:
+def state_key(fleet: Fleet, job: JobState) -> StateKey:
     """Another one whenever something that the analysis reads of a job has changed."""
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
     samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
