@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.operations.baseline_bandwidth import BaselineBandwidth
+from perfd.aggregator.operations.communicator_members import CommunicatorMembers
 from perfd.aggregator.operations.growable_arrays import chosen, roomier
 from perfd.aggregator.operations.kernel_time_shares import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
@@ -17,16 +18,13 @@ from perfd.model import CollectiveTimes, TimingSource
 _FIRST_ROOM = 32
 """Operations of a new buffer, which doubles when it is full."""
 _FULL = 0.75
-"""A ring that needs more of its room than this gets more; one that needs less moves to the front of it."""
+"""A row that needs more of its room than this gets more; one that needs less moves to the front of it."""
 _HOLE_NS = 3 * 10**9
 """More than a step's pause between windows, and less than the pause between samples."""
 _HOLE_OPERATIONS = 16
 """Sequence numbers that are missing at least, before those around them are of different windows."""
 _MOST_AT_START = 16
 """Operations after which a communicator is no longer one of a job's start only. Chosen."""
-_NEW_NS = 10 * 10**9
-"""For how long one is new that took the place of another: a rank that is late for longer is not so by chance.
-Chosen."""
 _MOST_SEQUENCE = 1 << 62
 """Larger sequence numbers are garbage, and sums of them would not fit."""
 _Value = TypeVar("_Value", np.float64, np.int64)
@@ -66,14 +64,7 @@ class CollectiveBuffer:
         self._timings: list[TimingSource] = []
         self._sources: list[str] = []
         self._methods: list[Method] = []
-        self._ranks: Ints = np.empty((1, columns), dtype=np.int64)
-        """Global rank of each column; -1 until it reports."""
-        self._reported_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
-        """When each column's rank last reported it, by the clock of its node."""
-        self._first_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
-        """When its first operation began, or had at the earliest, by the same clock; 0 before that."""
-        self._last_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
-        """When its newest one began, or had at the latest."""
+        self._members = CommunicatorMembers(columns)
         self._newest: Ints = np.empty((1, columns), dtype=np.int64)
         """The newest operation that each column's rank reported, -1 before any."""
         self._ends: Ints = np.empty((1, 2), dtype=np.int64)
@@ -102,7 +93,7 @@ class CollectiveBuffer:
             self._timings.append(timing)
             self._sources.append("")
             self._methods.append(Method())
-            if row == len(self._ranks):
+            if row == len(self._ends):
                 self._make_rows(2 * row)
         self._clear(row)
         return row
@@ -113,66 +104,26 @@ class CollectiveBuffer:
         self._free.append(row)
 
     def in_use(self, newest_unix_ns: Ints, left_after_ns: int) -> Bools:
-        """Which communicators no rank has left. A rank has left if for this long it reports others only.
-
-        `newest_unix_ns` is when each rank of the job last reported any. Only times by one node's clock are
-        compared: clocks of nodes may disagree by any amount.
-        """
-        count = len(self._names)
-        ranks = self._ranks[:count]
-        silent_ns = newest_unix_ns[ranks] - self._reported_unix_ns[:count]
-        return np.asarray(~((silent_ns > left_after_ns) & (ranks >= 0)).any(axis=1))
+        """Which communicators no rank has left; see `CommunicatorMembers`."""
+        return self._members.in_use(len(self._names), newest_unix_ns, left_after_ns)
 
     def succession(self) -> tuple[Bools, Bools]:
-        """Which communicators are over, as others of their ranks began later, and which of those are new.
-
-        One is over if it had ended on each of its ranks. One is new for ten seconds, unless what it follows
-        are a few operations of a job's start.
-        """
-        count = len(self._names)
-        replaced, renewed = np.zeros((2, count), dtype=np.bool_)
-        ranks, first, last = (
-            array[:count] for array in (self._ranks, self._first_unix_ns, self._last_unix_ns)
-        )
-        if not (last <= first.max(axis=0, initial=0)).all(axis=1).any():
-            # The usual case: all go on.
-            return replaced, renewed
-        _, group = np.unique(ranks, axis=0, return_inverse=True)
-        group = group.reshape(-1)
-        in_turn = np.lexsort((first[:, 0], group))
-        newest = np.zeros(count, dtype=np.int64)
-        newest[group[in_turn]] = in_turn
-        other = newest[group]
-        ended = (first[other] >= last).all(axis=1)
-        replaced = np.asarray(ended & (other != np.arange(count)) & (ranks.min(axis=1) >= 0))
-        used = self._ends[:count, 1] - self._ends[:count, 0] >= _MOST_AT_START
-        renewed[other[replaced & used]] = True
-        return replaced, renewed & ((last - first).max(axis=1, initial=0) < _NEW_NS)
+        """Which communicators are over, as others of their ranks began later, and which of those are new."""
+        held = self._ends[: len(self._names)]
+        return self._members.succession(held[:, 1] - held[:, 0] >= _MOST_AT_START)
 
     def put(self, row: int, column: int, times: CollectiveTimes) -> None:
         """Add what one rank of a communicator reported."""
-        known = self._ranks[row, column]
-        if known != times.rank:
-            if known != -1:
-                # Another rank in the same place: the communicator's id was used again by a new one.
-                self._clear(row)
-            self._ranks[row, column] = times.rank
+        if self._members.ranks[row, column] not in {-1, times.rank}:
+            # Another rank in the same place: the communicator's id was used again by a new one.
+            self._clear(row)
         reported = _reported_by(times, self._span)
         if reported is not None and self._follows_a_hole(row, column, times, reported):
             self._ends[row] = 0
             self._windows.clear(row)
         self._sources[row] = times.source
         self._note_method(row, times)
-        self._reported_unix_ns[row, column] = times.end_unix_ns
-        first_ns, last_ns = times.start_unix_ns, times.end_unix_ns
-        if times.start_increments_us:
-            last_ns = first_ns + 1_000 * sum(times.start_increments_us)
-            first_ns += 1_000 * times.start_increments_us[0]
-        # A sum of what a record may say can be beyond 64 bits.
-        edge = np.iinfo(np.int64)
-        first_ns, last_ns = (min(max(edge.min, one), edge.max) for one in (first_ns, last_ns))
-        self._first_unix_ns[row, column] = self._first_unix_ns[row, column] or first_ns
-        self._last_unix_ns[row, column] = last_ns
+        self._members.put(row, column, times)
         self._windows.put(row, column, times, new_ratio=_new_ratio(times, int(self._newest[row, column])))
         if reported is not None:
             self._newest[row, column] = max(self._newest[row, column], reported.sequence[-1])
@@ -185,7 +136,7 @@ class CollectiveBuffer:
         """
         count = len(self._names)
         lengths = self._ends[:count, 1] - self._ends[:count, 0]
-        whole = (self._ranks[:count] >= 0).all(axis=1)
+        whole = (self._members.ranks[:count] >= 0).all(axis=1)
         rows = np.flatnonzero(whole & (lengths > 0) & in_use)
         if not len(rows):
             return None
@@ -193,7 +144,7 @@ class CollectiveBuffer:
         return CollectiveStack(
             operation=self._operation,
             communicators=_picked(self._names, rows),
-            ranks=self._ranks[rows],
+            ranks=self._members.ranks[rows],
             lengths=lengths[rows],
             sequence=self._held(self._sequence, rows, -1),
             durations_s=self._held(self._durations_s, rows, np.nan),
@@ -230,7 +181,7 @@ class CollectiveBuffer:
         Neither the rate of operations nor the extent of a step is known across such a hole.
         """
         start, end = self._bounds(row)
-        reported_unix_ns = int(self._reported_unix_ns[row, column])
+        reported_unix_ns = int(self._members.reported_unix_ns[row, column])
         if start == end or not reported_unix_ns or times.start_unix_ns - reported_unix_ns < _HOLE_NS:
             return False
         missing = int(reported.sequence[0] - self._sequence[row, end - 1])
@@ -338,22 +289,18 @@ class CollectiveBuffer:
         return 1 + int(self._span / _FULL)
 
     def _make_rows(self, rows: int) -> None:
-        self._ranks = roomier(self._ranks, (rows,))
-        self._reported_unix_ns = roomier(self._reported_unix_ns, (rows,))
-        self._first_unix_ns = roomier(self._first_unix_ns, (rows,))
-        self._last_unix_ns = roomier(self._last_unix_ns, (rows,))
         self._newest = roomier(self._newest, (rows,))
         self._ends = roomier(self._ends, (rows,))
         self._sequence = roomier(self._sequence, (rows,))
         self._size_bytes = roomier(self._size_bytes, (rows,))
         self._durations_s = roomier(self._durations_s, (rows,))
         self._gpu_starts_ns = roomier(self._gpu_starts_ns, (rows,))
+        self._members.make_room(rows)
         self._paces.make_room(rows)
         self._windows.make_room(rows)
 
     def _clear(self, row: int) -> None:
-        self._ranks[row] = -1
-        self._reported_unix_ns[row] = self._first_unix_ns[row] = self._last_unix_ns[row] = 0
+        self._members.clear(row)
         self._newest[row] = -1
         self._ends[row] = 0
         self._methods[row] = Method()

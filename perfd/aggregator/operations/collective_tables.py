@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
 from perfd.analysis.layout import PAIR_OPERATION
 from perfd.analysis.operations.communicator_waits import BROADCAST, MATCHED_OPERATIONS
-from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
+from perfd.model import CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}
 _OF_GROUPS = MATCHED_OPERATIONS | {BROADCAST}
@@ -27,16 +27,24 @@ _Key = tuple[str, str, int, int, TimingSource]
 durations by different clocks cannot be compared."""
 
 
+class _Row(NamedTuple):
+    """Where a communicator is: a row of a buffer."""
+
+    buffer: CollectiveBuffer
+    row: int
+    columns: int
+    """How many ranks it joins."""
+
+
 class CollectiveRows:
     """Operations by communicator; newer ones take the place of older ones."""
 
     def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
         self._limits = limits
         self._counters = counters
-        self._rings: dict[tuple[str, int], CollectiveBuffer] = {}
+        self._buffers: dict[tuple[str, int], CollectiveBuffer] = {}
         """By operation and number of columns."""
-        self._rows: dict[_Key, tuple[CollectiveBuffer, int, int]] = {}
-        """The rings that a communicator is in, its row there, and its number of columns."""
+        self._rows: dict[_Key, _Row] = {}
         self._columns = 0
         """Of all of them."""
         self._newest_unix_ns: Ints = np.zeros(1, dtype=np.int64)
@@ -49,17 +57,17 @@ class CollectiveRows:
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what one rank reported; what cannot be matched is left out."""
-        place = _place(times)
-        if place is None or not times.sequences:
+        identified = _identified(times)
+        if identified is None or not times.sequences:
             return
         if times.rank >= self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return
-        key, column, columns = place
+        key, column, columns = identified
         self._note(times.rank, times.end_unix_ns)
         found = self._rows.get(key) or self._new(key, columns)
-        if found is not None and column < found[2]:
-            found[0].put(found[1], column, times)
+        if found is not None and column < found.columns:
+            found.buffer.put(found.row, column, times)
 
     def doubt(self) -> None:
         """Note that NCCL's times are wrong on some communicator: agents drop all its times from then on."""
@@ -68,7 +76,7 @@ class CollectiveRows:
     def clear(self) -> None:
         """Forget all operations: the job started again."""
         self._left_after_ns = _LEFT_AFTER_NS
-        self._rings.clear()
+        self._buffers.clear()
         self._rows.clear()
         self._columns = 0
         self._newest_unix_ns[:] = 0
@@ -76,9 +84,9 @@ class CollectiveRows:
     def stacks(self) -> list[CollectiveStack]:
         """All communicators that are in use and of which every rank is known; those alike are together."""
         stacks = []
-        for rings in self._rings.values():
-            replaced, renewed = rings.succession()
-            stacks.append(rings.stack(self._in_use(rings) & ~replaced, renewed))
+        for buffer in self._buffers.values():
+            replaced, renewed = buffer.succession()
+            stacks.append(buffer.stack(self._in_use(buffer) & ~replaced, renewed))
         return [stack for stack in stacks if stack is not None]
 
     def _note(self, rank: int, unix_ns: int) -> None:
@@ -88,7 +96,7 @@ class CollectiveRows:
             self._newest_unix_ns[known:] = 0
         self._newest_unix_ns[rank] = unix_ns
 
-    def _new(self, key: _Key, columns: int) -> tuple[CollectiveBuffer, int, int] | None:
+    def _new(self, key: _Key, columns: int) -> _Row | None:
         if columns > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None
@@ -98,12 +106,12 @@ class CollectiveRows:
             self._counters.rejected[bound] += 1
             return None
         communicator, operation, _, _, timing = key
-        rings = self._rings.get((operation, columns))
-        if rings is None:
-            rings = self._rings[operation, columns] = CollectiveBuffer(
+        buffer = self._buffers.get((operation, columns))
+        if buffer is None:
+            buffer = self._buffers[operation, columns] = CollectiveBuffer(
                 operation, columns, starts=operation == PAIR_OPERATION
             )
-        self._rows[key] = found = (rings, rings.add(communicator, timing), columns)
+        self._rows[key] = found = _Row(buffer, buffer.add(communicator, timing), columns)
         self._share(self._columns + columns)
         return found
 
@@ -120,66 +128,24 @@ class CollectiveRows:
         limits = self._limits
         fair = limits.operation_cells_per_job // max(1, columns)
         span = min(limits.operations_per_communicator, max(limits.fewest_operations_per_communicator, fair))
-        for (_, width), rings in self._rings.items():
-            rings.hold(max(1, min(span, limits.operation_cells_per_communicator // max(1, width))))
+        for (_, width), buffer in self._buffers.items():
+            buffer.hold(max(1, min(span, limits.operation_cells_per_communicator // max(1, width))))
 
-    def _in_use(self, rings: CollectiveBuffer) -> Bools:
+    def _in_use(self, buffer: CollectiveBuffer) -> Bools:
         """Which communicators are in use; others are gone, as after a restart of the job."""
-        return rings.in_use(self._newest_unix_ns, self._left_after_ns)
+        return buffer.in_use(self._newest_unix_ns, self._left_after_ns)
 
     def _drop_left(self) -> None:
-        in_use = {rings: self._in_use(rings) for rings in self._rings.values()}
-        for key, (rings, row, columns) in list(self._rows.items()):
-            if not in_use[rings][row]:
-                rings.drop(row)
+        in_use = {buffer: self._in_use(buffer) for buffer in self._buffers.values()}
+        for key, (buffer, row, columns) in list(self._rows.items()):
+            if not in_use[buffer][row]:
+                buffer.drop(row)
                 del self._rows[key]
                 self._columns -= columns
 
 
-class ProgressRows:
-    """How far each rank is on each communicator, by the newest word of each source."""
-
-    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
-        self._limits = limits
-        self._counters = counters
-        self._newest: dict[tuple[int, str, str], CollectiveProgress] = {}
-        self._members: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._member_cells = 0
-
-    def put(self, progress: CollectiveProgress) -> None:
-        """Take a rank's word in the place of its earlier one."""
-        progress = self._with_known_members(progress)
-        key = (progress.rank, progress.communicator, progress.source)
-        if key not in self._newest and len(self._newest) >= self._limits.progress_per_job:
-            self._counters.rejected["progress_per_job"] += 1
-            return
-        self._newest[key] = progress
-
-    def _with_known_members(self, progress: CollectiveProgress) -> CollectiveProgress:
-        """Each rank of a communicator reports all members: one list of them is kept."""
-        members = tuple(progress.members)
-        known = self._members.get(members)
-        if known is None:
-            if self._member_cells + len(members) > self._limits.members_per_job:
-                self._counters.rejected["members_per_job"] += 1
-                return replace(progress, members=())
-            self._member_cells += len(members)
-            known = self._members[members] = members
-        return progress if progress.members is known else replace(progress, members=known)
-
-    def clear(self) -> None:
-        """Forget how far ranks are: the job started again."""
-        self._newest.clear()
-        self._members.clear()
-        self._member_cells = 0
-
-    def newest(self) -> tuple[CollectiveProgress, ...]:
-        """One entry per rank, communicator and source."""
-        return tuple(self._newest.values())
-
-
-def _place(times: CollectiveTimes) -> tuple[_Key, int, int] | None:
-    """The ring, the column in it and the number of columns; None when ranks could not be matched by it."""
+def _identified(times: CollectiveTimes) -> tuple[_Key, int, int] | None:
+    """Which communicator it is, the rank's column and how many there are; None if ranks cannot be matched."""
     if not times.communicator or times.communicator_rank is None:
         return None
     if times.operation in _OF_GROUPS and times.communicator_size:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.operations.collective_tables import CollectiveRows, ProgressRows
+from perfd.aggregator.operations.collective_progress import ProgressRows
+from perfd.aggregator.operations.collective_tables import CollectiveRows
 from perfd.aggregator.operations.host_wait_readings import HostWaitReadings
 from perfd.aggregator.operations.launch_readings import LaunchReadings
 from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
