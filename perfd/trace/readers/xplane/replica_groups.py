@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise, product
 from math import prod
+from typing import NamedTuple
 
 from perfd.trace.readers.xplane.message_fields import fields, numbers, submessages
 
@@ -20,6 +21,19 @@ _REPLICA_GROUPS, _IOTA = 1, 2
 """Fields of a CollectiveDeviceListProto."""
 _MESH, _AXIS_REFERENCE = 1, 2
 """Fields of a MeshAxesReplicaGroupListProto."""
+
+
+class _AxisReference(NamedTuple):
+    """An axis of a mesh, or the part of it with `size` devices, each `stride` of the axis apart."""
+
+    axis: int
+    stride: int = 0
+    size: int = 0
+    """0 for the whole axis."""
+
+    def steps(self, axis_size: int) -> range:
+        """The steps between neighbors that it covers, in an axis of that size."""
+        return range(self.stride, self.stride * self.size) if self.size else range(1, axis_size)
 
 
 def listed(group: memoryview) -> tuple[int, ...]:
@@ -48,7 +62,7 @@ def of_mesh(message: memoryview) -> _Groups:
     """
     sizes: list[int] = []
     devices: list[int] = []
-    chosen: list[tuple[int, int, int]] = []
+    references: list[_AxisReference] = []
     for number, part in submessages(message):
         if number == _MESH:
             for of, value in fields(part):
@@ -57,40 +71,41 @@ def of_mesh(message: memoryview) -> _Groups:
                 elif of == 2:
                     devices += numbers(value)
         elif number == _AXIS_REFERENCE:
-            sub = next((value for of, value in submessages(part) if of == 2), None)
-            chosen.append(
-                (_number(part, 1), _number(sub, 1), _number(sub, 2)) if sub else (_number(part, 1), 0, 0)
-            )
-    if len(sizes) > _MAX_DIMENSIONS or len(chosen) > _MAX_DIMENSIONS:
+            references.append(_axis_reference(part))
+    if len(sizes) > _MAX_DIMENSIONS or len(references) > _MAX_DIMENSIONS:
         raise ValueError("a mesh of too many axes")
+    if any(one.axis >= len(sizes) for one in references):
+        raise ValueError("an axis that the mesh does not have")
+    # An axis of which only a part is referenced is taken for several axes, of which that part is one.
     dimensions: list[int] = []
-    grouped: list[int] = []
     place: dict[tuple[int, int], int] = {}
+    """By axis and the steps between neighbors in it, the dimension."""
     for axis, size in enumerate(sizes):
-        # A part of an axis stands for the axis as several, of which it is one.
-        cuts = sorted(
-            {
-                1,
-                size,
-                *(
-                    cut
-                    for at, pre, size_of in chosen
-                    if at == axis and size_of
-                    for cut in (pre, pre * size_of)
-                ),
-            }
-        )
-        if any(small <= 0 or big % small for small, big in pairwise(cuts)):
-            raise ValueError("parts of an axis do not divide it")
-        for small, big in pairwise(cuts):
+        for small, big in pairwise(_cuts(size, [one for one in references if one.axis == axis])):
             place[axis, small] = len(dimensions)
             dimensions.append(big // small)
-    for axis, pre, share in chosen:
-        if axis >= len(sizes):
-            raise ValueError("an axis that the mesh does not have")
-        small, most = (pre, pre * share) if share else (1, sizes[axis])
-        grouped += [place[key] for key in sorted(place) if key[0] == axis and small <= key[1] < most]
+    grouped = [
+        place[axis, small]
+        for one in references
+        for axis, small in sorted(place)
+        if axis == one.axis and small in one.steps(sizes[axis])
+    ]
     return _groups(dimensions, grouped, devices)
+
+
+def _axis_reference(message: memoryview) -> _AxisReference:
+    part = next((value for of, value in submessages(message) if of == 2), None)
+    axis = _number(message, 1)
+    return _AxisReference(axis, _number(part, 1), _number(part, 2)) if part else _AxisReference(axis)
+
+
+def _cuts(size: int, references: Sequence[_AxisReference]) -> list[int]:
+    """The strides at which an axis is cut; raises `ValueError` unless each divides the next."""
+    parts = [one for one in references if one.size]
+    cuts = sorted({1, size, *(cut for one in parts for cut in (one.stride, one.stride * one.size))})
+    if any(small <= 0 or big % small for small, big in pairwise(cuts)):
+        raise ValueError("parts of an axis do not divide it")
+    return cuts
 
 
 def _iota(message: memoryview) -> _Groups:
