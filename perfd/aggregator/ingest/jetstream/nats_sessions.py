@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -136,44 +136,27 @@ class NatsSessions:
         return None if session is None else f"{session.answers}.message"
 
     def _take(self, subject: str, data: bytes, *, direct: bool) -> Receipt:
-        node = subjects.node_of(subject)
-        message: AgentMessage | None = None
-        failed: WireError | None = None
-        try:
-            published = encoded_messages.decode_published(data)
-            message = published.message
-        except BatchError as error:
-            failed = error
-            published = encoded_messages.decode_sender(data)
-        sender, name = published.sender, published.session
+        published, invalid = _opened(data)
+        sender, message = published.sender, published.message
         receipt = Receipt(subject=subject)
         # What it publishes again was in its spool when it left.
         left = published.again and isinstance(message, Batch) and self._intake.has_left(sender.agent_id)
-        session = self._sessions.get(sender.agent_id)
-        if session is None or session.stale or session.name != name or session.agent.stream != session.number:
-            session = self._greet(node, published, receipt, direct=direct)
-            if session is None:
-                return receipt
-        elif sender.node != node or session.answers != subjects.to_session(self._cluster, node, name):
-            raise self._foreign(sender, node)
+        session = self._session_of(subjects.node_of(subject), published, receipt, direct=direct)
+        if session is None:
+            return receipt
         session.received_s = self._monotonic_s()
         if isinstance(message, Hello):
             return receipt
-        if isinstance(message, Batch) and direct and not self._intake.may_overtake(session.agent, message):
-            receipt.kept_for_later = True
-            return receipt
-        if isinstance(message, Batch) and not published.again and not direct:
-            self._intake.delivered(session.agent, message.sequence)
-
-        def decoded() -> AgentMessage | None:
-            if failed is not None:
-                raise failed
-            return message
-
+        if isinstance(message, Batch):
+            if direct and not self._intake.may_overtake(session.agent, message):
+                receipt.kept_for_later = True
+                return receipt
+            if not published.again and not direct:
+                self._intake.delivered(session.agent, message.sequence)
         session.keeps_until_stored = sender.keeps_until_stored
-        self._pass_on(session, published, decoded, receipt)
-        if failed is not None:
-            receipt.refused = str(failed)
+        self._pass_on(session, published, invalid, receipt)
+        if invalid is not None:
+            receipt.refused = str(invalid)
         if left and isinstance(message, Batch):
             self._intake.leave(session.agent, message.sent_unix_ns)
         if left or isinstance(message, Goodbye):
@@ -217,29 +200,48 @@ class NatsSessions:
         self,
         session: _Session,
         published: encoded_messages.Published,
-        decoded: Callable[[], AgentMessage | None],
+        invalid: BatchError | None,
         receipt: Receipt,
     ) -> None:
         agent, sender = session.agent, published.sender
-        take = partial(self._intake.take, again=published.again)
-        missing = self._missing(agent)
-        stored = partial(setattr, receipt, "stored", True)
+
+        def decoded() -> AgentMessage | None:
+            if invalid is not None:
+                raise invalid
+            return published.message
+
+        take = partial(
+            self._intake.take,
+            agent,
+            decoded,
+            stored=partial(setattr, receipt, "stored", True),
+            again=published.again,
+        )
+        missing = frozenset(agent.missing)
         try:
-            receipt.sequence = take(agent, decoded, stored)
+            receipt.sequence = take()
         except RefusedError:
             if sender.first_sequence <= agent.last_sequence + 1:
                 raise
             # The agent gave up many batches, as its sender states.
             credential = _credential(sender.node, session.agent.namespace or "")
             self._intake.hello(sender, session.number, credential)
-            receipt.sequence = take(agent, decoded, stored)
+            receipt.sequence = take()
         receipt.agent = agent
         receipt.awaits_history = isinstance(published.message, CaptureStatus)
         receipt.late = self._intake.has_history and (receipt.sequence in missing or published.again)
 
-    @staticmethod
-    def _missing(agent: AgentState) -> Collection[int]:
-        return frozenset(agent.missing) if agent.missing else ()
+    def _session_of(
+        self, node: str, published: encoded_messages.Published, receipt: Receipt, *, direct: bool
+    ) -> _Session | None:
+        """The sender's session, a new one where it has none that goes on; None if it cannot have one now."""
+        sender, name = published.sender, published.session
+        session = self._sessions.get(sender.agent_id)
+        if session is None or session.stale or session.name != name or session.agent.stream != session.number:
+            return self._greet(node, published, receipt, direct=direct)
+        if sender.node != node or session.answers != subjects.to_session(self._cluster, node, name):
+            raise self._foreign(sender, node)
+        return session
 
     def _greet(
         self, node: str, published: encoded_messages.Published, receipt: Receipt, *, direct: bool
@@ -278,14 +280,18 @@ class NatsSessions:
         )
 
     def _close(self, agent_ids: Collection[str]) -> None:
-        for session in self._popped(agent_ids):
-            self._intake.left(session.agent, session.number)
-            self._intake.events.agent_gone(session.agent.node)
-
-    def _popped(self, agent_ids: Collection[str]) -> Iterator[_Session]:
         for agent_id in agent_ids:
             if (session := self._sessions.pop(agent_id, None)) is not None:
-                yield session
+                self._intake.left(session.agent, session.number)
+                self._intake.events.agent_gone(session.agent.node)
+
+
+def _opened(data: bytes) -> tuple[encoded_messages.Published, BatchError | None]:
+    """A message with its sender, or the sender alone and why its batch is invalid; raises `WireError`."""
+    try:
+        return encoded_messages.decode_published(data), None
+    except BatchError as error:
+        return encoded_messages.decode_sender(data), error
 
 
 def _credential(node: str, namespace: str) -> AgentCredential:
