@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -203,46 +204,64 @@ def modules(trace: RankTrace) -> list[tuple[Cell, ...]]:
     spans = trace.detail.spans if trace.detail else None
     if spans is None or not spans.are(SpanKind.MODULE).any():
         return []
-    launched = launching_spans(trace, spans)
-    innermost, places = spans.nearest(spans.are(SpanKind.OPERATOR)), places_of(spans)
-    known = np.flatnonzero(launched >= 0)
-    operator, module = innermost[launched[known]], places.module[launched[known]]
-    durations = (trace.operations.end_ns - trace.operations.start_ns)[known]
-    sizes = [_input_bytes(label) for label in spans.labels]
-    seen: set[int] = set()
-    groups: dict[int, list[int]] = {}
-    unsized: set[int] = set()
-    for one, where, duration in zip(operator.tolist(), module.tolist(), durations.tolist(), strict=True):
-        label = int(spans.label[where]) if where >= 0 else -1
-        row = groups.setdefault(label, [0, 0, 0])
-        row[1] += duration
-        if one < 0 or one in seen:
-            continue
-        # An operator that launches several kernels reads its inputs at least once.
-        seen.add(one)
-        row[0] += 1
-        size = sizes[int(spans.label[one])]
-        row[2] += size or 0
-        if size is None:
-            unsized.add(label)
+    use = _module_use(trace, spans)
     whole_ns = int((trace.operations.end_ns - trace.operations.start_ns).sum()) or 1
-    all_bytes = sum(row[2] for row in groups.values()) or 1
+    all_bytes = sum(one.bytes_of_known for one in use.values()) or 1
+    all_known = not any(one.lacks_sizes for one in use.values())
     rows: list[tuple[Cell, ...]] = []
-    for label, (count, time_ns, total) in groups.items():
-        read = None if label in unsized or not count else total
+    for label, one in use.items():
+        read = None if one.lacks_sizes or not one.operators else one.bytes_of_known
         rows.append(
             (
                 trace.rank,
                 module_words(spans, label) or "(none)",
-                count,
-                time_ns / 1e9,
-                time_ns / whole_ns,
+                one.operators,
+                one.time_ns / 1e9,
+                one.time_ns / whole_ns,
                 read,
-                None if read is None or unsized else read / all_bytes,
-                None if read is None or not time_ns else read / (time_ns / 1e9),
+                read / all_bytes if read is not None and all_known else None,
+                read / (one.time_ns / 1e9) if read is not None and one.time_ns else None,
             )
         )
     return sorted(rows, key=lambda row: -float(row[3] or 0))
+
+
+@dataclass(slots=True)
+class _ModuleUse:
+    """What a module's operators did."""
+
+    operators: int = 0
+    time_ns: int = 0
+    """On the GPU."""
+    bytes_of_known: int = 0
+    """That operators with known inputs read at least: each input once."""
+    lacks_sizes: bool = False
+    """Whether the inputs of some operator are unknown."""
+
+
+def _module_use(trace: RankTrace, spans: HostSpans) -> dict[int, _ModuleUse]:
+    """By label of the module; -1 for work outside of all."""
+    launched = launching_spans(trace, spans)
+    innermost, places = spans.nearest(spans.are(SpanKind.OPERATOR)), places_of(spans)
+    known = np.flatnonzero(launched >= 0)
+    operators, modules_of = innermost[launched[known]], places.module[launched[known]]
+    durations = (trace.operations.end_ns - trace.operations.start_ns)[known]
+    sizes = [_input_bytes(label) for label in spans.labels]
+    found: defaultdict[int, _ModuleUse] = defaultdict(_ModuleUse)
+    seen: set[int] = set()
+    for operator, module, duration in zip(
+        operators.tolist(), modules_of.tolist(), durations.tolist(), strict=True
+    ):
+        use = found[int(spans.label[module]) if module >= 0 else -1]
+        use.time_ns += duration
+        # An operator that launches several kernels reads its inputs at least once.
+        if operator >= 0 and operator not in seen:
+            seen.add(operator)
+            size = sizes[int(spans.label[operator])]
+            use.operators += 1
+            use.bytes_of_known += size or 0
+            use.lacks_sizes |= size is None
+    return found
 
 
 def _input_bytes(label: SpanLabel) -> int | None:
@@ -288,23 +307,31 @@ def functions(trace: RankTrace) -> Iterator[tuple[Cell, ...]]:
     own = length - np.bincount(parent[nested], weights=length[nested], minlength=len(spans)).astype(np.int64)
     # All time in Python: what no function is around.
     whole_ns = int(length[chosen & (parent < 0)].sum()) or 1
-    sums: dict[int, list[int]] = {}
+    found: defaultdict[int, _FunctionUse] = defaultdict(_FunctionUse)
     for at in np.flatnonzero(chosen).tolist():
-        row = sums.setdefault(int(spans.label[at]), [0, 0, 0])
-        row[0] += 1
-        row[1] += 0 if _is_recursive(spans, at, parent[at]) else int(length[at])
-        row[2] += int(own[at])
-    for label, (calls, total_ns, own_ns) in sorted(sums.items(), key=lambda one: -one[1][1]):
-        name = spans.labels[label].name
+        use = found[int(spans.label[at])]
+        use.calls += 1
+        use.total_ns += 0 if _is_recursive(spans, at, parent[at]) else int(length[at])
+        use.own_ns += int(own[at])
+    for label, use in sorted(found.items(), key=lambda one: -one[1].total_ns):
         yield (
             trace.rank,
-            name,
-            calls,
-            total_ns / 1e9,
-            total_ns / whole_ns,
-            own_ns / 1e9,
-            total_ns / calls / 1e9,
+            spans.labels[label].name,
+            use.calls,
+            use.total_ns / 1e9,
+            use.total_ns / whole_ns,
+            use.own_ns / 1e9,
+            use.total_ns / use.calls / 1e9,
         )
+
+
+@dataclass(slots=True)
+class _FunctionUse:
+    """How often a function was called, and how long it took with and without what it called."""
+
+    calls: int = 0
+    total_ns: int = 0
+    own_ns: int = 0
 
 
 def _is_recursive(spans: HostSpans, at: int, parent: int) -> bool:
