@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -128,19 +129,24 @@ def rank_columns(job: Mapping[str, Any], query: Mapping[str, str]) -> dict[str, 
     }
 
 
-def _ranks_of(job: Mapping[str, Any]) -> _Ranks:
-    found: dict[Any, dict[str, Any]] = {}
+def _rows_of(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What a job's entry has of each rank, together; the ranks in order, then GPUs without a rank."""
+    by_rank: defaultdict[int, dict[str, Any]] = defaultdict(dict)
+    without_rank: dict[tuple[str, str], Mapping[str, Any]] = {}
     for gpu in job.get("gpus") or ():
-        key = gpu["rank"] if gpu.get("rank") is not None else (gpu["node"], gpu["gpu"])
-        found[key] = gpu
-    others = (job.get("nccl") or {}).get("ranks") or ()
-    for one in (
-        *others,
-        *({"rank": s["rank"], "slowdown_ratio": s["ratio"]} for s in job.get("slowdowns") or ()),
-    ):
-        found[one["rank"]] = {**found.get(one["rank"], {}), **one}
-    keys = sorted(found, key=lambda key: (1, 0, key) if isinstance(key, tuple) else (0, key, ()))
-    rows = [found[key] for key in keys]
+        if gpu.get("rank") is not None:
+            by_rank[gpu["rank"]] = dict(gpu)
+        else:
+            without_rank[gpu["node"], gpu["gpu"]] = gpu
+    for one in (job.get("nccl") or {}).get("ranks") or ():
+        by_rank[one["rank"]].update(one)
+    for one in job.get("slowdowns") or ():
+        by_rank[one["rank"]].update(rank=one["rank"], slowdown_ratio=one["ratio"])
+    return [by_rank[key] for key in sorted(by_rank)] + [without_rank[key] for key in sorted(without_rank)]
+
+
+def _ranks_of(job: Mapping[str, Any]) -> _Ranks:
+    rows = _rows_of(job)
     values = np.array(
         [[row.get(name) for name in METRICS] for row in rows] or np.empty((0, len(METRICS))), dtype=np.float64
     )
@@ -150,7 +156,7 @@ def _ranks_of(job: Mapping[str, Any]) -> _Ranks:
         usual = median(values, axis=0)
         deviation = np.nan_to_num(_deviation(values, usual))
     ranks = _Ranks(
-        rank=[None if isinstance(key, tuple) else key for key in keys],
+        rank=[row.get("rank") for row in rows],
         node=[row.get("node") for row in rows],
         gpu=[row.get("gpu") for row in rows],
         stage=[row.get("stage") for row in rows],
