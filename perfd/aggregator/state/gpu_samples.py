@@ -117,44 +117,69 @@ def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
 
     A node whose clock is far from most nodes' clocks has no samples in the slots.
     """
-    newest = [part.times_unix_s[-1] for part in parts if len(part.times_unix_s)]
+    sampled = [part for part in parts if len(part.times_unix_s)]
     keys = tuple([key for part in parts for key in part.keys])
     kinds = dict.fromkeys(part.metrics for part in parts)
     metrics = tuple(dict.fromkeys(name for kind in kinds for name in kind))
-    if not newest:
+    if not sampled:
         return _table(np.zeros(0), keys, metrics, np.full((0, len(keys), len(metrics)), np.nan, np.float32))
     slot_s = max(_SHORTEST_SLOT_S, *(part.interval_s for part in parts))
-    # Of an even number the lower one, so that some node is near the middle.
-    middle = float(np.sort(newest)[(len(newest) - 1) // 2])
-    near = [
-        part for part in parts if len(part.times_unix_s) and abs(part.times_unix_s[-1] - middle) <= span_s
-    ]
-    start = max(middle - span_s, min(float(part.times_unix_s[0]) for part in near))
-    length_s = float(max(part.times_unix_s[-1] for part in near)) - start
-    slot_s = max(slot_s, length_s / max(_FEWEST_SLOTS, _MOST_CELLS // (len(keys) * len(metrics))))
-    slots = int(length_s / slot_s) + 1
-    data = np.empty((slots, len(keys), len(metrics)), np.float32)
+    most = max(_FEWEST_SLOTS, _MOST_CELLS // (len(keys) * len(metrics)))
+    slots = _Slots.of(sampled, span_s, slot_s=slot_s, most=most)
+    data = np.empty((slots.count, len(keys), len(metrics)), np.float32)
     column = 0
     for part in parts:
-        slot = np.floor((part.times_unix_s - start) / slot_s).astype(np.int64)
-        inside = (slot >= 0) & (slot < slots)
         width = len(part.keys)
-        block = data[:, column : column + width]
-        in_turn = len(slot) > 0 and inside.all() and bool((slot[1:] - slot[:-1] == 1).all())
-        if part.metrics == metrics and in_turn:
-            # The usual case: each slot has an instant, but for some at the beginning or end.
-            first, end = slot[0], slot[0] + len(slot)
-            block[:first], block[end:] = np.nan, np.nan
-            block[first:end] = part.data
-        elif part.metrics == metrics:
-            block[:] = np.nan
-            block[slot[inside]] = part.data[inside]
-        else:
-            block[:] = np.nan
-            place = [metrics.index(name) for name in part.metrics]
-            block[slot[inside][:, None, None], np.arange(width)[None, :, None], place] = part.data[inside]
+        _fill(data[:, column : column + width], part, slots.places(part.times_unix_s), metrics)
         column += width
-    return _table(np.asarray(start + slot_s * np.arange(slots), np.float64), keys, metrics, data)
+    return _table(slots.times_unix_s(), keys, metrics, data)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Slots of time of equal length."""
+
+    start_unix_s: float
+    length_s: float
+    count: int
+
+    @classmethod
+    def of(cls, parts: Sequence[_Part], span_s: float, *, slot_s: float, most: int) -> _Slots:
+        """Those of the last `span_s` of most nodes, of at least `slot_s` each, and at most about `most`."""
+        newest = np.sort([part.times_unix_s[-1] for part in parts])
+        # Of an even number the lower one, so that some node is near the middle.
+        middle = float(newest[(len(newest) - 1) // 2])
+        near = [part.times_unix_s for part in parts if abs(part.times_unix_s[-1] - middle) <= span_s]
+        start = max(middle - span_s, min(float(times[0]) for times in near))
+        length_s = float(max(times[-1] for times in near)) - start
+        slot_s = max(slot_s, length_s / most)
+        return cls(start, slot_s, int(length_s / slot_s) + 1)
+
+    def places(self, times_unix_s: Floats) -> NDArray[np.int64]:
+        """In which slot each time is; those outside are below 0, or not below the count."""
+        return np.floor((times_unix_s - self.start_unix_s) / self.length_s).astype(np.int64)
+
+    def times_unix_s(self) -> Floats:
+        """When each begins."""
+        return np.asarray(self.start_unix_s + self.length_s * np.arange(self.count), np.float64)
+
+
+def _fill(block: NDArray[np.float32], part: _Part, slot: NDArray[np.int64], metrics: tuple[str, ...]) -> None:
+    """Put a node's samples into their slots of a block (slots, GPUs, metrics); all else there becomes NaN."""
+    inside = (slot >= 0) & (slot < len(block))
+    in_turn = len(slot) > 0 and inside.all() and bool((slot[1:] - slot[:-1] == 1).all())
+    if part.metrics == metrics and in_turn:
+        # The usual case: each slot has an instant, but for some at the beginning or end.
+        first, end = slot[0], slot[0] + len(slot)
+        block[:first], block[end:] = np.nan, np.nan
+        block[first:end] = part.data
+        return
+    block[:] = np.nan
+    if part.metrics == metrics:
+        block[slot[inside]] = part.data[inside]
+    else:
+        gpus, place = np.arange(len(part.keys)), [metrics.index(name) for name in part.metrics]
+        block[slot[inside][:, None, None], gpus[None, :, None], place] = part.data[inside]
 
 
 def _table(
