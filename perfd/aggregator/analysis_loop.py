@@ -124,7 +124,7 @@ class AnalysisLoop:
             self._now_unix_s = now_unix_s
             now_s = self._clock.monotonic_s()
             try:
-                self._run(now_unix_s, now_s)
+                self._round(now_unix_s, now_s)
             except Exception:
                 with self._state.lock:
                     self._state.counters.failed_ticks += 1
@@ -133,137 +133,24 @@ class AnalysisLoop:
             self._state.counters.ticks += 1
             self._state.counters.tick_s += time.perf_counter() - started_s
 
-    def _settle(self, now_unix_s: float, now_s: float) -> None:
-        """End the jobs that no agent can report any more."""
-        with self._state.lock:
-            durable = self._state.fleet.end_jobs(now_s)
-        self._history.add([row for one in durable for row in rows(one, now_unix_s)])
-
-    def _run(self, now_unix_s: float, now_s: float) -> None:
-        self._settle(now_unix_s, now_s)
+    def _round(self, now_unix_s: float, now_s: float) -> None:
+        self._end_jobs(now_unix_s, now_s)
         forgotten = self._forget(now_s)
-        self._take_captured()
+        self._take_capture_evidence()
         others = forgotten or self._exporters or self._announcements
         if self._summaries.make(now_unix_s, rest=not others and self._alerts.may_wait(now_unix_s)):
-            self._show(forgotten, now_unix_s, now_s)
+            self._publish(forgotten, now_unix_s, now_s)
         self._finished_s = self._clock.monotonic_s()
         with self._failures.contained(Part.CAPTURE):
             self._captures.tick(now_unix_s)
         with self._failures.contained(Part.HISTORY):
-            self._keep(now_s)
+            self._store_due(now_s)
 
-    def _show(self, forgotten: Sequence[JobSummary], now_unix_s: float, now_s: float) -> None:
-        """Make the series of what is known now, evaluate the rules, and hand both on."""
-        derived, facts = self._derive(now_s)
-        with self._failures.contained(Part.NODES):
-            summaries = {name: found.summary for name, found in derived.items()}
-            self._nodes.take(summaries, now_unix_s, now_s)
-            self._report_findings(summaries, now_s)
-        all_read = bool(self._exporters) or self._alerts.reads_all(now_unix_s)
-        self.series.make(now_unix_s, now_s, derived, facts, all_read=all_read)
-        changes: Sequence[Alert] = ()
-        with self._failures.contained(Part.RULES):
-            changes = self._evaluate(derived, now_unix_s, now_s)
-        self.series.publish(self._alerts.recorded)
+    def _end_jobs(self, now_unix_s: float, now_s: float) -> None:
+        """End the jobs that no agent can report any more."""
         with self._state.lock:
-            self._state.counters.round_unix_s = now_unix_s
-        with self._failures.contained(Part.EXPORT):
-            self._export(derived, facts, changes, forgotten)
-
-    def _report_findings(self, summaries: Mapping[str, JobSummary], now_s: float) -> None:
-        """Have the agents of jobs with a new finding send batches more often."""
-        kinds = {name: {finding.kind for finding in one.findings} for name, one in summaries.items()}
-        for name in self._news.take(kinds, now_s):
-            with self._state.lock:
-                job = self._state.fleet.jobs.get(name)
-                nodes = () if job is None else tuple(job.nodes)
-            for node in nodes:
-                self._notify(node, NewFinding(job=name))
-
-    def _take_captured(self) -> None:
-        """Let the jobs know what traces of them showed."""
-        for name in self.jobs():
-            with self._failures.contained(Part.TRACES, job=name):
-                captured = self._captures.captured(name)
-                with self._state.lock:
-                    if (job := self._state.fleet.jobs.get(name)) is not None:
-                        job.take_captured(captured)
-
-    def jobs(self) -> list[str]:
-        """Names of the jobs in memory."""
-        with self._state.lock:
-            return list(self._state.fleet.jobs)
-
-    def summary(self, job: str | None = None) -> list[JobSummary]:
-        """The summary of one job, or of all, over the whole job; empty when there is none.
-
-        It waits for no round.
-        """
-        names = self.jobs() if job is None else [job]
-        return [found for name in names if (found := self._asked_whole(name))]
-
-    def _asked_whole(self, job: str) -> JobSummary | None:
-        with self._request_lock:
-            return self._whole(job) or self._summaries.failed(job, Part.SUMMARY)
-
-    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
-        """The summary of a job from a moment on, of what is in memory; None when there is none.
-
-        It waits for no round.
-        """
-        with self._request_lock:
-            found = self._summaries.since(job, self._now_unix_s, since_unix_s)
-            return found or self._summaries.failed(job, Part.SUMMARY)
-
-    def live(self, job: str) -> JobSummary | None:
-        """The newest numbers of a job, over its window, made now unless a round is at work.
-
-        Then they are those that were made last, None if there are none yet.
-        """
-        with self._request_lock:
-            self._look([job])
-            if self._summaries.lacks_whole(job):
-                self._whole(job)
-        derived = self._summaries.newest(job)
-        return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
-
-    def newest(self, job: str) -> JobSummary | None:
-        """What pages show: live numbers; once a job is over, its summary's findings. Waits for no round."""
-        return self._summaries.shown(job) or self._summaries.failed(job, Part.ANALYSIS)
-
-    def look(self, jobs: Sequence[str]) -> None:
-        """Make the live numbers of jobs now, unless a round or another request is at work."""
-        if self._request_lock.acquire(blocking=False):
-            try:
-                self._look(jobs)
-            finally:
-                self._request_lock.release()
-
-    def _look(self, jobs: Sequence[str]) -> None:
-        if self._lock.acquire(blocking=False):
-            try:
-                for job in jobs:
-                    self._summaries.live(job, self._now_unix_s)
-            finally:
-                self._lock.release()
-
-    def view(self, job: str) -> JobView | None:
-        """What a decision about a capture may know of a job or server; None when there is none.
-
-        It waits for a round only if the job was never analyzed.
-        """
-        with self._failures.contained(Part.CAPTURE, job=job):
-            self.live(job)
-            derived = self._summaries.newest(job)
-            if derived is None and job in self.jobs():
-                with self._lock:
-                    derived = self._summaries.live(job, self._now_unix_s)
-            return self._view(job, derived)
-        return None
-
-    def alerts(self) -> list[dict[str, Any]]:
-        """Alerts that fired since the start, oldest first, as in perfd.alerts/1. It waits for no round."""
-        return [alert_json(self._with_captures(alert)) for alert in self._alerts.list()]
+            durable = self._state.fleet.end_jobs(now_s)
+        self._history.add([row for one in durable for row in rows(one, now_unix_s)])
 
     def _forget(self, now_s: float) -> list[JobSummary]:
         """Drop the jobs that are silent for too long; returns their summaries if an exporter wants them."""
@@ -286,6 +173,33 @@ class AnalysisLoop:
         self._history.forget(gone)
         return [summary for name in gone if (summary := last.get(name)) is not None]
 
+    def _take_capture_evidence(self) -> None:
+        """Let the jobs know what traces of them showed."""
+        for name in self.jobs():
+            with self._failures.contained(Part.TRACES, job=name):
+                captured = self._captures.captured(name)
+                with self._state.lock:
+                    if (job := self._state.fleet.jobs.get(name)) is not None:
+                        job.take_captured(captured)
+
+    def _publish(self, forgotten: Sequence[JobSummary], now_unix_s: float, now_s: float) -> None:
+        """Make the series of what is known now, evaluate the rules, and hand both on."""
+        derived, facts = self._derive(now_s)
+        with self._failures.contained(Part.NODES):
+            summaries = {name: found.summary for name, found in derived.items()}
+            self._nodes.take(summaries, now_unix_s, now_s)
+            self._report_findings(summaries, now_s)
+        all_read = bool(self._exporters) or self._alerts.reads_all(now_unix_s)
+        self.series.make(now_unix_s, now_s, derived, facts, all_read=all_read)
+        changes: Sequence[Alert] = ()
+        with self._failures.contained(Part.RULES):
+            changes = self._evaluate(derived, now_unix_s, now_s)
+        self.series.publish(self._alerts.recorded)
+        with self._state.lock:
+            self._state.counters.round_unix_s = now_unix_s
+        with self._failures.contained(Part.EXPORT):
+            self._export(derived, facts, changes, forgotten)
+
     def _derive(self, now_s: float) -> tuple[dict[str, Derived], dict[str, LiveFacts]]:
         derived: dict[str, Derived] = {}
         facts: dict[str, LiveFacts] = {}
@@ -298,6 +212,16 @@ class AnalysisLoop:
                 facts[name] = self._summaries.facts(name, found, firing, now_s)
                 derived[name] = found
         return derived, facts
+
+    def _report_findings(self, summaries: Mapping[str, JobSummary], now_s: float) -> None:
+        """Have the agents of jobs with a new finding send batches more often."""
+        kinds = {name: {finding.kind for finding in one.findings} for name, one in summaries.items()}
+        for name in self._news.take(kinds, now_s):
+            with self._state.lock:
+                job = self._state.fleet.jobs.get(name)
+                nodes = () if job is None else tuple(job.nodes)
+            for node in nodes:
+                self._notify(node, NewFinding(job=name))
 
     def _evaluate(
         self,
@@ -324,6 +248,11 @@ class AnalysisLoop:
         )
         return due
 
+    def _view_of_alert(self, job: str, derived: Mapping[str, Derived]) -> JobView | None:
+        if not job and len(derived) == 1:
+            job = next(iter(derived))
+        return self._view(job, derived.get(job))
+
     def _export(
         self,
         derived: Mapping[str, Derived],
@@ -345,38 +274,17 @@ class AnalysisLoop:
                 )
             )
 
-    def export_last(self) -> None:
-        """Hand the summaries of jobs that go on to the exporters, before the end."""
-        if self._exporters:
-            with self._lock:
-                known = self._announcements.known(self._alerts.active)
-                self._exporters.offer(
-                    self._rounds.last(self._now_unix_s, self.jobs(), self._whole, active=known)
-                )
-
-    def _view_of_alert(self, job: str, derived: Mapping[str, Derived]) -> JobView | None:
-        if not job and len(derived) == 1:
-            job = next(iter(derived))
-        return self._view(job, derived.get(job))
-
-    def _view(self, job: str, derived: Derived | None) -> JobView | None:
-        if derived is None:
-            return server_view(self._state, job)
-        tool = CaptureTool(self._config.capture_tool)
-        return job_view(self._state, derived.data, derived.summary, tool)
-
-    def _whole(self, name: str) -> JobSummary | None:
-        alerts = [self._with_captures(alert) for alert in self._alerts.of_job(name)]
-        return self._summaries.whole(name, self._now_unix_s, alerts)
-
-    def _with_captures(self, alert: Alert) -> Alert:
-        return replace(alert, captures=self._captures.started_by(alert))
-
-    def _keep(self, now_s: float) -> None:
+    def _store_due(self, now_s: float) -> None:
         for name in self._history.summaries_due(self.jobs(), now_s):
             with self._failures.contained(Part.HISTORY, job=name):
                 self._store_summary(name)
         self._history.expire(self._now_unix_s, now_s)
+
+    def _store_summary(self, name: str) -> None:
+        with self._state.lock:
+            job = self._state.fleet.jobs.get(name)
+            attempt = job.attempts.number if job else 1
+        self._history.summary(lambda: self._whole(name), attempt)
 
     def store_all(self) -> None:
         """Write the summary of every job and the state of the rules to history, before the end."""
@@ -389,11 +297,103 @@ class AnalysisLoop:
                 with self._failures.contained(Part.HISTORY, job=name):
                     self._store_summary(name)
 
-    def _store_summary(self, name: str) -> None:
+    def export_last(self) -> None:
+        """Hand the summaries of jobs that go on to the exporters, before the end."""
+        if self._exporters:
+            with self._lock:
+                known = self._announcements.known(self._alerts.active)
+                self._exporters.offer(
+                    self._rounds.last(self._now_unix_s, self.jobs(), self._whole, active=known)
+                )
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs in memory."""
         with self._state.lock:
-            job = self._state.fleet.jobs.get(name)
-            attempt = job.attempts.number if job else 1
-        self._history.summary(lambda: self._whole(name), attempt)
+            return list(self._state.fleet.jobs)
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """The summary of one job, or of all, over the whole job; empty when there is none.
+
+        It waits for no round.
+        """
+        names = self.jobs() if job is None else [job]
+        return [found for name in names if (found := self._requested_whole(name))]
+
+    def _requested_whole(self, job: str) -> JobSummary | None:
+        with self._request_lock:
+            return self._whole(job) or self._summaries.failed(job, Part.SUMMARY)
+
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on, of what is in memory; None when there is none.
+
+        It waits for no round.
+        """
+        with self._request_lock:
+            found = self._summaries.since(job, self._now_unix_s, since_unix_s)
+            return found or self._summaries.failed(job, Part.SUMMARY)
+
+    def live(self, job: str) -> JobSummary | None:
+        """The newest numbers of a job, over its window, made now unless a round is at work.
+
+        Then they are those that were made last, None if there are none yet.
+        """
+        with self._request_lock:
+            self._refresh([job])
+            if self._summaries.lacks_whole(job):
+                self._whole(job)
+        derived = self._summaries.newest(job)
+        return derived.summary if derived else self._summaries.failed(job, Part.ANALYSIS)
+
+    def newest(self, job: str) -> JobSummary | None:
+        """What pages show: live numbers; once a job is over, its summary's findings. Waits for no round."""
+        return self._summaries.shown(job) or self._summaries.failed(job, Part.ANALYSIS)
+
+    def refresh(self, jobs: Sequence[str]) -> None:
+        """Make the live numbers of jobs now, unless a round or another request is at work."""
+        if self._request_lock.acquire(blocking=False):
+            try:
+                self._refresh(jobs)
+            finally:
+                self._request_lock.release()
+
+    def _refresh(self, jobs: Sequence[str]) -> None:
+        if self._lock.acquire(blocking=False):
+            try:
+                for job in jobs:
+                    self._summaries.live(job, self._now_unix_s)
+            finally:
+                self._lock.release()
+
+    def view(self, job: str) -> JobView | None:
+        """What a decision about a capture may know of a job or server; None when there is none.
+
+        It waits for a round only if the job was never analyzed.
+        """
+        with self._failures.contained(Part.CAPTURE, job=job):
+            self.live(job)
+            derived = self._summaries.newest(job)
+            if derived is None and job in self.jobs():
+                with self._lock:
+                    derived = self._summaries.live(job, self._now_unix_s)
+            return self._view(job, derived)
+        return None
+
+    def _view(self, job: str, derived: Derived | None) -> JobView | None:
+        if derived is None:
+            return server_view(self._state, job)
+        tool = CaptureTool(self._config.capture_tool)
+        return job_view(self._state, derived.data, derived.summary, tool)
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that fired since the start, oldest first, as in perfd.alerts/1. It waits for no round."""
+        return [alert_json(self._with_captures(alert)) for alert in self._alerts.list()]
+
+    def _whole(self, name: str) -> JobSummary | None:
+        alerts = [self._with_captures(alert) for alert in self._alerts.of_job(name)]
+        return self._summaries.whole(name, self._now_unix_s, alerts)
+
+    def _with_captures(self, alert: Alert) -> Alert:
+        return replace(alert, captures=self._captures.started_by(alert))
 
 
 def _last_step(derived: Derived | None) -> int | None:

@@ -136,7 +136,7 @@ class ApiAnswers(JobCharts):
     def newest(self, jobs: Sequence[str], *, ranks: bool = True) -> list[dict[str, Any]]:
         """The entries of these jobs as of the newest rounds, in their order, without those that are gone."""
         new = self._new(jobs)
-        self._rounds.look(jobs if len(jobs) <= _MOST_MADE else new[:_MOST_MADE])
+        self._rounds.refresh(jobs if len(jobs) <= _MOST_MADE else new[:_MOST_MADE])
         return [entry for name in jobs if (entry := self._overview_of(name, ranks=ranks)) is not None]
 
     def _new(self, jobs: Sequence[str]) -> list[str]:
@@ -147,7 +147,7 @@ class ApiAnswers(JobCharts):
         """A short row per job, and the numbers of agents and servers, of schema perfd.fleet/2."""
         names = self.jobs()
         # From the last round: analyzing thousands of jobs for one request would take a minute.
-        self._rounds.look(self._new(names)[:_MOST_MADE])
+        self._rounds.refresh(self._new(names)[:_MOST_MADE])
         live = {name: self._rounds.newest(name) for name in names}
         now_s, now_unix_s = self._clock.monotonic_s(), self._clock.unix_ns() / 1e9
         alerts, servers = self._rounds.alerts(), self.servers()

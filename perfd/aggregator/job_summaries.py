@@ -153,7 +153,7 @@ class JobSummaries:
         )
         self._turned_s, self._rested_s = now_s, 0.0
         for name in self._turn.jobs:
-            self._look(name, now_unix_s)
+            self._derive_live(name, now_unix_s)
         return True
 
     def _gpus_of(self, memory: _JobMemory, job: JobState, now_s: float) -> int:
@@ -180,9 +180,9 @@ class JobSummaries:
         known = self._live.newest.get(job)
         if known is not None and 0 <= self._clock.monotonic_s() - known.made_s < self._interval_s:
             return known
-        return self._look(job, now_unix_s)
+        return self._derive_live(job, now_unix_s)
 
-    def _look(self, job: str, now_unix_s: float) -> Derived | None:
+    def _derive_live(self, job: str, now_unix_s: float) -> Derived | None:
         with self._failures.contained(Part.ANALYSIS, job=job):
             now_s, memory = self._clock.monotonic_s(), self._jobs[job]
             memory.looked_s = now_s
