@@ -1,5 +1,6 @@
 """The command that takes a node out of scheduling: for whom it is made, and when perfd runs it."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,6 @@ from perfd.nodes import (
     drainable,
     drains_due,
     reason_of,
-    shown,
     standings,
 )
 
@@ -38,11 +38,11 @@ def due(found, past=(), now_s=NOW_S + 60, limits=LIMITS):
 def test_the_command_to_copy_names_the_gpu_the_incidents_and_their_cost():
     (one,) = suspects("n3")
     command = drain_command("n3", Scheduler.SLURM, reason_of(one))
-    assert shown(command) == (
+    assert shlex.join(command) == (
         "scontrol update NodeName=n3 State=DRAIN "
         "'Reason=perfd: GPU 3: straggler x4 in 4 jobs, 40.0 GPU-hours lost'"
     )
-    assert shown(drain_command("n3", Scheduler.KUBERNETES, "")) == (
+    assert shlex.join(drain_command("n3", Scheduler.KUBERNETES, "")) == (
         "kubectl taint nodes n3 perfd.io/suspect=true:NoSchedule --overwrite"
     )
 

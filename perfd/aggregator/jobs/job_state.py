@@ -164,39 +164,41 @@ class JobState:
         if self._sources.by_operations and not source.member:
             raise RefusedError("A node outside the job reported steps that its log does not show.")
         self.version += 1
+        if self._sources.by_operations and not self._sources.takes_over(line):
+            # Operations show the time, too.
+            if not source.late:
+                self.operation_steps.line(line.step, source.made_unix_s(line.time_unix_ns))
+            return None
         if self._sources.by_operations:
-            if not self._sources.takes_over(line):
-                # Operations show the time, too.
-                if not source.late:
-                    came_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
-                    self.operation_steps.line(line.step, came_s)
-                return None
             # The log knows better.
             self.steps = StepRows(self._limits.steps_per_job)
-            self._sources.by_operations = False
-        self._sources.log_has_times = self._sources.log_has_times or shows_pace(line)
-        self._sources.lines_beside_operations += self._sources.communicates
-        if HOOK_MARK not in line.extras and self._sources.by_hook:
+        by_hook = HOOK_MARK in line.extras
+        if by_hook and not self._sources.by_hook:
+            if not source.member and len(self.steps):
+                raise RefusedError("A node outside the job reported steps of its process.")
+            self.steps = StepRows(self._limits.steps_per_job)
+            self.attempts.forget_logs()
+        self._sources.line(line)
+        if self._sources.by_hook and not by_hook:
             # The job's own process knows better; its log adds what that leaves out, such as the loss.
             if self.steps.unix_s(line.step) is not None:
                 self.steps.put(line, source.sent_unix_s)
             return None
-        if HOOK_MARK in line.extras and not self._sources.by_hook:
-            if not source.member and len(self.steps):
-                raise RefusedError("A node outside the job reported steps of its process.")
-            self._sources.by_hook = True
-            self.steps = StepRows(self._limits.steps_per_job)
-            self.attempts.forget_logs()
-        event = None
-        if line.steps_covered > 1 and line.time_unix_ns is not None and not source.late:
+        return self._line(line, source)
+
+    def _line(self, line: TrainingStep, source: RecordSource) -> Event | None:
+        """Add a line of what shows the job's steps."""
+        if source.late:
+            self.steps.put(line, source.sent_unix_s)
+            return None
+        if line.steps_covered > 1 and line.time_unix_ns is not None:
             self.operation_steps.line_of_several(line.step, line.time_unix_ns / 1e9)
-        if not source.late:
-            self.logs.works(source.now_s)
-            if self._begins_again(line) or not self.steps.same_line(line):
-                event = self._new_line(line, source)
-            self.attempts.line(line.step, source)
-            self.ownership.reports(source.node)
-        self._put(line, source.sent_unix_s, late=source.late)
+        self.logs.works(source.now_s)
+        is_new = self._begins_again(line) or not self.steps.same_line(line)
+        event = self._new_line(line, source) if is_new else None
+        self.attempts.line(line.step, source)
+        self.ownership.reports(source.node)
+        self._put(line, source.sent_unix_s)
         return event
 
     def _begins_again(self, line: TrainingStep) -> bool:
@@ -208,9 +210,9 @@ class JobState:
         surely = self.attempts.surely_begins(at_unix_s)
         return surely or self.lifetime.ended_between(before_unix_s, at_unix_s)
 
-    def _put(self, line: TrainingStep, unix_s: float, *, late: bool = False) -> None:
+    def _put(self, line: TrainingStep, unix_s: float) -> None:
         self.steps.put(line, unix_s)
-        if not late and self.steps.last_unix_s is not None:
+        if self.steps.last_unix_s is not None:
             self.attempts.stepped(self.steps.last_unix_s)
 
     def step_phases(self, block: StepPhases, _source: RecordSource) -> None:
@@ -353,7 +355,7 @@ class JobState:
         self.steps.put(line, sent_unix_s)
 
     def _new_line(self, line: TrainingStep, source: RecordSource) -> Event | None:
-        printed_unix_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
+        printed_unix_s = source.made_unix_s(line.time_unix_ns)
         end = self.lifetime.end
         shown = self.attempts.start_shown_by(line.step, printed_unix_s, source, self.steps, self.ended_unix_s)
         if shown is not None:

@@ -20,3 +20,7 @@ class RecordSource:
     """The one that the agent's credential limits it to; None: any."""
     member: bool = True
     """Whether the node is of the job that the record is about."""
+
+    def made_unix_s(self, time_unix_ns: int | None) -> float:
+        """When a record was made that has this time; when it was sent, if it has none."""
+        return self.sent_unix_s if time_unix_ns is None else time_unix_ns / 1e9

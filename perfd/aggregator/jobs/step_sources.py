@@ -42,6 +42,13 @@ class StepSources:
             return StepSource.NCCL
         return StepSource.ARRIVAL if self.by_arrival else StepSource.LOG
 
+    def line(self, line: TrainingStep) -> None:
+        """Note a line that shows steps, and not operations any more."""
+        self.by_operations = False
+        self.by_hook = self.by_hook or HOOK_MARK in line.extras
+        self.log_has_times = self.log_has_times or shows_pace(line)
+        self.lines_beside_operations += self.communicates
+
     def takes_over(self, line: TrainingStep) -> bool:
         """Whether lines show the pace better than operations do: one step alone may be a bar's last word."""
         if HOOK_MARK in line.extras:
