@@ -81,8 +81,7 @@ _BESIDE_THE_ALERT = _TYPES | {
 _BESIDE_THE_OPERATION = _OF_EVERY_RECORD | {
     "aggregator/jobs/job_state.py": "steps by operations",
     "aggregator/jobs/operation_step_rows.py": "steps by operations",
-    "aggregator/operations/operation_st*.py": "steps by operations",
-    "aggregator/operations/operation_reports.py": "steps by operations",
+    "aggregator/operations/steps_by_operations/*": "steps by operations",
     "aggregator/operations/communicator_members.py": "which communicators are in use",
     "aggregator/operations/kernel_time_shares.py": "shares of time in kernels",
     "aggregator/analysis_loop.py": "the page, rules and exporters get the summary",

@@ -1,10 +1,9 @@
 """NCCL operations per job as arrays, the steps that they show, and what the hosts of ranks waited for."""
 
-from perfd.aggregator.operations.exact_steps import FoundSteps
 from perfd.aggregator.operations.host_wait_readings import HOST_COLUMNS, HostWaitReadings
 from perfd.aggregator.operations.job_communication import JobCommunication
 from perfd.aggregator.operations.launch_readings import LAUNCH_COLUMNS, LaunchReadings
-from perfd.aggregator.operations.operation_steps import OperationSteps
+from perfd.aggregator.operations.steps_by_operations import FoundSteps, OperationSteps
 
 __all__ = [
     "HOST_COLUMNS",

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.operations.operation_reports import END, QUEUED, REPORTED, SIZE, START
+from perfd.aggregator.operations.steps_by_operations.operation_reports import (
+    END,
+    QUEUED,
+    REPORTED,
+    SIZE,
+    START,
+)
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.repeat_period import Repeat, repeat_period
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from perfd.aggregator.operations.operation_reports import ReportEnd
-from perfd.aggregator.operations.operation_stream import Cycle, OperationStream
+from perfd.aggregator.operations.steps_by_operations.operation_reports import ReportEnd
+from perfd.aggregator.operations.steps_by_operations.operation_stream import Cycle, OperationStream
 from perfd.model import StepDoubt, TrainingStep
 
 _PARTIAL_RATIO = 0.9

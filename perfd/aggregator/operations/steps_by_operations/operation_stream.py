@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import NewestColumns
-from perfd.aggregator.operations.lost_operations import with_lost
-from perfd.aggregator.operations.operation_reports import (
+from perfd.aggregator.operations.steps_by_operations.lost_operations import with_lost
+from perfd.aggregator.operations.steps_by_operations.operation_reports import (
     END,
     REPORTED,
     SIZE,

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import NewestColumns
-from perfd.aggregator.operations.operation_reports import END, TimedOperations
-from perfd.aggregator.operations.operation_stream import Cycle, OperationStream
-from perfd.aggregator.operations.step_row_ends import StepPace
+from perfd.aggregator.operations.steps_by_operations.operation_reports import END, TimedOperations
+from perfd.aggregator.operations.steps_by_operations.operation_stream import Cycle, OperationStream
+from perfd.aggregator.operations.steps_by_operations.step_row_ends import StepPace
 from perfd.analysis.data.job_data import Bools, Floats, StepPauses
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.operations.step_boundaries import (

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfd.aggregator.operations.exact_steps import ExactSteps, FoundSteps
 from perfd.aggregator.operations.growable_arrays import NewestColumns
-from perfd.aggregator.operations.operation_reports import is_whole
-from perfd.aggregator.operations.operation_stream import LONE_S, RECEIVE, Cycle, OperationStream
-from perfd.aggregator.operations.step_row_ends import (
+from perfd.aggregator.operations.steps_by_operations.confirming_ranks import ConfirmingRanks
+from perfd.aggregator.operations.steps_by_operations.exact_steps import ExactSteps, FoundSteps
+from perfd.aggregator.operations.steps_by_operations.operation_reports import is_whole
+from perfd.aggregator.operations.steps_by_operations.operation_stream import (
+    LONE_S,
+    RECEIVE,
+    Cycle,
+    OperationStream,
+)
+from perfd.aggregator.operations.steps_by_operations.step_row_ends import (
     ALL_REDUCE,
     SILENT_NS,
     RowEnd,
@@ -71,8 +77,7 @@ class OperationSteps:
         """When its newest report ended."""
         self._streams: dict[tuple[str, str, int | None], OperationStream] = {}
         """By communicator, operation and, of receives, the peer."""
-        self._of_others: dict[tuple[str, str, int | None], tuple[int, OperationStream]] = {}
-        """The same of another rank, of streams whose operations are all of one size."""
+        self._others = ConfirmingRanks()
         self._numbers = NewestColumns(1, _NUMBERS)
         self._mark: RowEnd | None = None
         self._first: TrainingStep | None = None
@@ -129,12 +134,13 @@ class OperationSteps:
             return _NOTHING
         if times.rank != self._rank and times.end_unix_ns - self._reported_unix_ns >= SILENT_NS:
             self._go_on_with(times.rank)
-        if times.rank != self._rank:
-            self._compare(times)
-            return _NOTHING
-        self._reported_unix_ns = max(self._reported_unix_ns, times.end_unix_ns)
         key = (times.communicator, times.operation, times.peer)
         stream = self._streams.get(key)
+        if times.rank != self._rank:
+            if stream is not None and stream.alike:
+                self._others.put(times)
+            return _NOTHING
+        self._reported_unix_ns = max(self._reported_unix_ns, times.end_unix_ns)
         if stream is None:
             if len(self._streams) >= _MOST_STREAMS:
                 return _NOTHING
@@ -142,24 +148,31 @@ class OperationSteps:
                 times.communicator, times.operation, times.sequences[0] - 1, self._numbers
             )
         stream.put(times)
-        exact = stream.timed
-        if exact and times.operation != RECEIVE and max(times.sizes_bytes) <= _SCALAR_BYTES:
-            self._numbers.put(stream.newest_spans_us(len(times.sequences))[:1])
-        since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
-        if exact and since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
-            self._paced = self._pace(times.end_unix_ns)
-            self._join_layers(times.end_unix_ns)
-            self._looked_unix_ns = times.end_unix_ns
-        mark, paced = self._mark, self._paced
-        silent = mark is None or times.end_unix_ns - mark.time_unix_ns >= SILENT_NS
-        # Another one may turn out to show steps better.
-        better = paced is not None and paced.stream is stream
-        if mark is not None and mark.stream is not stream and not silent and not better:
+        if stream.timed:
+            self._search(times, stream)
+        if not self._may_show(stream, times.end_unix_ns):
             return _NOTHING
-        if exact:
+        if stream.timed:
             return self._exact_rows(times.job, times.end_unix_ns, stream)
         row = self._row(times, stream)
         return _NOTHING if row is None else FoundSteps([row])
+
+    def _search(self, times: CollectiveTimes, stream: OperationStream) -> None:
+        """Look for what repeats, if it is time to, once a stream has more operations."""
+        if times.operation != RECEIVE and max(times.sizes_bytes) <= _SCALAR_BYTES:
+            self._numbers.put(stream.newest_spans_us(len(times.sequences))[:1])
+        since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
+        if since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
+            self._paced = self._pace(times.end_unix_ns)
+            self._join_layers(times.end_unix_ns)
+            self._looked_unix_ns = times.end_unix_ns
+
+    def _may_show(self, stream: OperationStream, now_unix_ns: int) -> bool:
+        """Whether a stream may show steps: no other one does, or it may turn out to show them better."""
+        mark, paced = self._mark, self._paced
+        if mark is None or mark.stream is stream or now_unix_ns - mark.time_unix_ns >= SILENT_NS:
+            return True
+        return paced is not None and paced.stream is stream
 
     def end(self, job: str) -> FoundSteps:
         """What waited for more operations than the job had; it may go on all the same."""
@@ -176,25 +189,7 @@ class OperationSteps:
         """Take another rank, since this one is silent: in a communicator, all have the same operations."""
         self._rank = rank
         self._streams = {key: stream for key, stream in self._streams.items() if key[2] is None}
-        self._of_others.clear()
-
-    def _compare(self, times: CollectiveTimes) -> None:
-        """Add what another rank did: pauses show steps if they do on two ranks."""
-        key = (times.communicator, times.operation, times.peer)
-        stream = self._streams.get(key)
-        if stream is None or not stream.alike:
-            return
-        rank, other = self._of_others.setdefault(
-            key,
-            (times.rank, OperationStream(times.communicator, times.operation, times.sequences[0] - 1)),
-        )
-        if rank == times.rank:
-            other.put(times)
-
-    def _agreed(self, stream: OperationStream) -> bool:
-        """Whether another rank's pauses show the same, if one reports any."""
-        _, other = self._of_others.get((stream.communicator, stream.operation, None), (None, None))
-        return other is None or stream.ends_as(other)
+        self._others.clear()
 
     def _exact_rows(
         self, job: str, now_unix_ns: int, stream: OperationStream, *, ended: bool = False
@@ -292,15 +287,7 @@ class OperationSteps:
     def _pace(self, now_unix_ns: int) -> StepPace | None:
         """The stream that shows steps, and how many of its operations a step has."""
         streams = [one for one in self._streams.values() if now_unix_ns - one.newest_unix_ns < SILENT_NS]
-        cycles = [(one, cycle) for one in streams if (cycle := one.repeat())]
-        cycles = [one for one in cycles if one[1].size_bytes > _SCALAR_BYTES]
-        # What a pipeline hands on may be larger than what ends its steps.
-        cycles = [one for one in cycles if one[0].operation != RECEIVE] or cycles
-        paced = self._paced and self._paced.stream
-        # What sizes show, pauses need not.
-        cycles = [one for one in cycles if not one[1].by_pauses] or [
-            one for one in cycles if one[0] is paced or self._agreed(one[0])
-        ]
+        cycles = self._cycles(streams)
         if not cycles:
             return None
         current = (mark := self._mark) and mark.stream
@@ -325,6 +312,17 @@ class OperationSteps:
         marked = stream.alike and counted and cycle.large == 1
         numbered = marked or any(1 / _SLOWER < ratio <= _SLOWER for ratio, _ in self._scalars(stream, cycle))
         return StepPace(stream, cycle, 1, counted=counted, by_log=by_log, numbered=numbered)
+
+    def _cycles(self, streams: Sequence[OperationStream]) -> list[tuple[OperationStream, Cycle]]:
+        """The streams that may show steps, each with what of it repeats."""
+        known = [(one, cycle) for one in streams if (cycle := one.repeat())]
+        large = [one for one in known if one[1].size_bytes > _SCALAR_BYTES]
+        # What a pipeline hands on may be larger than what ends its steps.
+        ending = [one for one in large if one[0].operation != RECEIVE] or large
+        # What sizes show, pauses need not.
+        by_sizes = [one for one in ending if not one[1].by_pauses]
+        paced = self._paced and self._paced.stream
+        return by_sizes or [one for one in ending if one[0] is paced or self._others.confirm(one[0])]
 
     def _awaits_better(
         self, stream: OperationStream, cycle: Cycle, streams: Sequence[OperationStream]

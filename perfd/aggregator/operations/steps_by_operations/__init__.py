@@ -1,0 +1,6 @@
+"""Steps of a job whose log shows none, found among its NCCL operations."""
+
+from perfd.aggregator.operations.steps_by_operations.exact_steps import FoundSteps
+from perfd.aggregator.operations.steps_by_operations.operation_steps import OperationSteps
+
+__all__ = ["FoundSteps", "OperationSteps"]
