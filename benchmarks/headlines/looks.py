@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from benchmarks.headlines.truth import Phase, Truth
-from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Finding, Kind
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
 
@@ -202,6 +202,8 @@ def watch(recording: Path, name: str, truth: Truth | None, *, tick_s: float = LI
         for job in progress.aggregator.jobs():
             summary = progress.aggregator.live(job)
             if summary is not None:
+                # The API answers with it: what has no JSON ends the watch.
+                to_json([summary])
                 looks.append(_look(progress.played_s, progress.start_unix_s, summary))
 
     begun_s = time.perf_counter()

@@ -283,7 +283,7 @@ def _by_steps(
         return None, None
     # Ranks of unknown role, as in a pipeline whose log shows no layout, have no known peers.
     _, alike = np.unique(known.roles[known.roles != ALONE], return_counts=True)
-    has_peers, stalled = alike.max(initial=0) > 1, len(stalled_steps(each_s)) > 0
+    has_peers, stalled = bool(alike.max(initial=0) > 1), len(stalled_steps(each_s)) > 0
     if has_peers and not stalled and not became_longer(each_s):
         return None, None
     waits = waits_by_step(placed, len(known.ranks), job.steps, step_s, _NEWEST_STEPS, done=of_steps.done)
