@@ -21,6 +21,7 @@ from perfd.analysis.counterfactual import (
     slow_since,
     stalled_steps,
     step_change,
+    takes_turns,
     trimmed_mean,
 )
 from perfd.analysis.data.job_data import Floats
@@ -163,6 +164,35 @@ def test_a_fault_has_the_steps_in_a_row_in_which_the_rank_is_late(
     late: np.ndarray, stretch: LateStretch | None
 ) -> None:
     assert late_stretch(late) == stretch
+
+
+@pytest.mark.parametrize(
+    ("turns", "taken"),
+    [
+        ("x8 o8 x8", True),
+        ("o8 x8 o8", True),
+        ("x8 .3 o8 .3 x8 .5", True),
+        # A turn has single steps in which neither is late, or the other one.
+        ("x4 .1 x4 o8 x3 o1 x4", False),
+        ("x4 .1 x4 o8 x4 .3 x3", True),
+        ("x7 o8 x8", False),
+        ("x8 o7 x8", False),
+        ("x8 .4 o8 x8", False),
+        ("x20 o20", False),
+        # Two faults of one rank, and nobody late between them.
+        ("x20 .20 x20", False),
+        ("x20 .20 o20 .20 x20", False),
+        ("", False),
+    ],
+)
+def test_ranks_take_turns_where_each_is_late_for_some_steps_right_after_the_other(
+    turns: str, taken: bool
+) -> None:
+    steps = "".join(one[0] * int(one[1:]) for one in turns.split())
+    late, others_late = (np.array([step == whose for step in steps], dtype=np.bool_) for whose in "xo")
+    assert takes_turns(late, others_late) is taken
+    # Of one of them less may be known.
+    assert takes_turns(np.append(np.zeros(9, dtype=np.bool_), late), others_late) is taken
 
 
 @pytest.mark.parametrize(("late", "over"), [(3, 0), (20, 0), (5, 3), (10, 8)])

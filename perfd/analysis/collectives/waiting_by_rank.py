@@ -19,7 +19,14 @@ from perfd.analysis.collectives.late_rank_cost import (
 )
 from perfd.analysis.collectives.newly_slow_rank import EARLIER, NEWEST, onset, possible
 from perfd.analysis.collectives.step_losses import AnalysisWindow
-from perfd.analysis.counterfactual import LateSet, is_over, late_ranks_together, late_stretch, step_change
+from perfd.analysis.counterfactual import (
+    LateSet,
+    is_over,
+    late_ranks_together,
+    late_stretch,
+    step_change,
+    takes_turns,
+)
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import by_peers, highest, mean, over_last
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
@@ -332,7 +339,7 @@ def _gains(
     The costliest ranks are replayed; the gain of the others is how long they are waited for, with error 0. If
     a rank became slow, its gain is by how much steps became longer since, if its peers wait that long: of
     waits that overlap computation, the replay counts only the longest, which is a lower bound. Steps after a
-    fault has ended are left out.
+    fault has ended are left out. Ranks that are late in turn gain what they do over several turns.
 
     A process with several GPUs that waits for one of them launches nothing on the others: these idle, rather
     than wait in an operation. So there steps may be longer by more than that.
@@ -352,6 +359,10 @@ def _gains(
         late_for[place] = late.sum() if stretch is None else stretch.steps
         if stretch is None and len(late) and late.sum() < _FEWEST_LATE:
             gains[place] = 0.0
+        if takes_turns(late, others_late):
+            of_turns, _ = losses.gains(LONG, np.array([place]), step_time_s)
+            gains[place] = min(float(gains[place]), max(0.0, float(of_turns[0])))
+            continue
         gain = float(gains[place])
         change = step_change(step_time_s, stretch, others_late, replayed_ratio=gain) if stretch else None
         if stretch is None or change is None:

@@ -7,6 +7,7 @@ from perfd.analysis.counterfactual.fault_onset import (
     late_steps,
     late_stretch,
     step_change,
+    takes_turns,
 )
 from perfd.analysis.counterfactual.gain_by_step import (
     error_of_gains,
@@ -43,5 +44,6 @@ __all__ = [
     "slow_since",
     "stalled_steps",
     "step_change",
+    "takes_turns",
     "trimmed_mean",
 ]

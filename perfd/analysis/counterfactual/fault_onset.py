@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -40,6 +41,10 @@ _DOUBTED = 0.5
 """Of what a replay gains: where steps became longer by less, those before may be of another fault. Chosen."""
 _MISSED = 0.25
 """Of the steps of a stretch, at most: operations of some are sampled away or lost, so it has more steps."""
+_TURN_STEPS = 8
+"""Steps in a row in which one is late, and then another: more than single late ones. Chosen."""
+_BETWEEN_TURNS = 3
+"""Steps between the turn of one rank and that of the next, at most: after a fault there are more. Chosen."""
 _REPORTED_S = 1.5
 """Operations are reported each second, so that with short steps the log is further ahead."""
 
@@ -97,6 +102,28 @@ def late_stretch(late: Bools) -> LateStretch | None:
     few_late = after.sum() <= max(1.0, _OUTSIDE * len(after))
     ended = not len(after) or (len(since) >= _FEWEST_ENDED and few_late)
     return LateStretch(steps=len(since), over=len(after)) if apart and ended else None
+
+
+def takes_turns(late: Bools, others_late: Bools) -> bool:
+    """Whether a rank is late for many steps in a row, right after that another one, and then it again.
+
+    Hosts that limit a job run ahead of each other so: which of them is late in the newest steps is chance.
+    Both have one flag a step, the newest last.
+    """
+    steps = min(len(late), len(others_late))
+    whose = np.where(late[len(late) - steps :], 1, np.where(others_late[len(others_late) - steps :], -1, 0))
+    turns = list[tuple[int, int, int]]()
+    """Whose, the first step and the one after the last of each."""
+    for at in np.flatnonzero(whose).tolist():
+        if turns and turns[-1][0] == whose[at] and at - turns[-1][2] <= _BETWEEN_TURNS:
+            turns[-1] = (turns[-1][0], turns[-1][1], at + 1)
+        else:
+            turns.append((int(whose[at]), at, at + 1))
+    turns = [one for one in turns if one[2] - one[1] >= _TURN_STEPS]
+    directly = [
+        before[0] != after[0] and after[1] - before[2] <= _BETWEEN_TURNS for before, after in pairwise(turns)
+    ]
+    return any(first and second for first, second in pairwise(directly))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
