@@ -120,6 +120,15 @@ def test_with_peers_it_is_blamed_once_hosts_would_show_and_others_wait_once(
     assert bool(blaming(replace(late, computing_more=frozenset({RANK, RANK + 1})))) is named
 
 
+@pytest.mark.parametrize(("lasts_s", "named"), [(0.99, False), (1.0, True)])
+def test_a_gpu_with_more_work_shows_no_slow_rank_by_a_moment_of_steps_whose_lag_counts_again(
+    lasts_s: float, named: bool
+) -> None:
+    job = replace(seen(None), hosts_seen=True, computing_more=frozenset({RANK}))
+    now = replace(slow(RANK), role="", has_peers=True, counted_twice=True, longer_for_s=lasts_s)
+    assert bool(blaming(replace(job, nccl=replace(job.nccl, slow_since=now)))) is named
+
+
 @pytest.mark.parametrize(("gain", "named"), [(None, True), (0.0, False), (0.06, False), (0.2, True)])
 def test_a_gpu_that_idles_is_not_named_where_its_rank_arrives_with_its_peers(
     gain: float | None, named: bool

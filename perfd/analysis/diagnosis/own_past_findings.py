@@ -23,6 +23,9 @@ _SELDOM = 0.02
 """Of the time in NCCL's kernels: with less, steps do not end with them. Chosen."""
 _HOSTS_SHOW_S = 2.0
 """After a change readings of hosts show by then what all of them do. Chosen: they are read each second."""
+_FEWEST_S = 1.0
+"""Steps of less time may be noise although GPUs differ: 6 micro-batches of 0.1 s (H100, 2026-11-26).
+Chosen."""
 _SAME_CHANGE_STEPS = 4
 """Steps between which GPUs and collectives see one change: each needs some steps to see it. Chosen."""
 
@@ -98,6 +101,8 @@ def may_be_last(facts: JobEvidence, slow: SlowRank) -> bool:
     Its peers are unknown, and neither hosts nor GPUs are seen. Or it has peers, and became late a moment ago,
     so that hosts are not read yet, or one lag of it is waited for again and again.
     """
+    if slow.counted_twice and slow.longer_for_s < _FEWEST_S:
+        return True
     if facts.reading is not None or _by_its_gpu(facts, slow):
         return False
     if slow.has_peers and (slow.counted_twice or slow.longer_for_s < _HOSTS_SHOW_S):
