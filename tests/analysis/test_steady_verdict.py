@@ -370,6 +370,16 @@ def test_the_rank_that_was_known_by_its_role_is_the_same_one_later():
     assert {one.kind for one in said} == {Kind.NONE, Kind.LATE_HOSTS}
 
 
+def test_late_hosts_of_a_role_become_a_slow_rank_once_rounds_have_found_it_for_a_while_and_not_back():
+    role = (Culprit(kind="tensor rank", id=0),)
+    late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, culprits=role, ranks=(0,))
+    held = int(THRESHOLDS.blame_hold_s)
+    assert changes(heads([late] * 5 + [slow(0)] * held)) == 0
+    said = heads([late] * 5 + [slow(0)] * (held + 5) + [late] * (held + 5))
+    assert changes(said) == 1
+    assert said[-1].kind is Kind.STRAGGLER
+
+
 def test_behind_a_blamed_rank_what_shows_no_cause_changes_in_the_usual_time():
     # The fault ends after 8 s, and a rank is blamed for another 3.
     said = heads([NOTHING] * 6 + [COMPUTE] * 3 + [slow(1)] * 3 + [COMPUTE] * 9)[4:]

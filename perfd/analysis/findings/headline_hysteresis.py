@@ -15,7 +15,8 @@ of a job whose steps are short: it is replaced after half as long. The first ver
 limits the job before rounds found that for as long: shares of time are of seconds before the first step, too.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
-less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays.
+less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays. It may
+show more as well: that one rank is slow by itself, whose role was known before. That is the headline in time.
 """
 
 from __future__ import annotations
@@ -45,8 +46,6 @@ _NO_CHANGE = 8.0
 _NO_EVIDENCE = 0.5
 """Times as long as others that an unknown cause lasts once rounds find one. Chosen."""
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
-_OF_STAGES = frozenset({Kind.PIPELINE_BUBBLE, Kind.PIPELINE_IMBALANCE})
-"""Both are of one stall, and which it is depends on whether unequal stages explain half of it."""
 _AS_MUCH = 0.1
 """Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
 _OF_PAST = frozenset({Kind.HOST_CONTENTION})
@@ -178,7 +177,8 @@ def _still_blamed(
     blamed, head, held = prior.blamed, found[0], not _cleared(prior.cleared_since or now, now)
     if blamed is None:
         return None
-    if _seen_otherwise(blamed, head, more=held):
+    shown_slow = (blamed.kind, head.kind) == (Kind.LATE_HOSTS, Kind.STRAGGLER)
+    if _seen_otherwise(blamed, head, more=held) and (held or not shown_slow):
         # One fault keeps its name, and in time has the figures of what still finds it.
         shown = blamed if held else replace(_with_figures(blamed, head), evidence=head.evidence)
         return shown, _at_front(shown, found[1:])
