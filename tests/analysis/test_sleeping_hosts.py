@@ -552,6 +552,20 @@ def test_of_a_job_that_has_made_its_last_step_hosts_do_not_wait_for_another(
     assert float(table.asleep_ratio[2][0]) == pytest.approx(asleep)
 
 
+@pytest.mark.parametrize(("train_steps", "asleep"), [(502, 0.25), (509, 0.3), (510, 0.3), (499, 0.25)])
+def test_steps_after_the_last_line_of_a_job_are_its_last_ones(train_steps: int, asleep: float) -> None:
+    # Lines of ten steps; two more take 1.2 s, and two thirds of a second later all hosts have slept so long.
+    steps = step_table([0.6] * 50, step=np.arange(10, 510, 10), steps_covered=10)
+    due_s = 1.2 if train_steps > 500 else 0.0
+    layout = replace(description(), train_steps=train_steps)
+    data = job_data(steps, description=layout, launches=launches([[0.3]] * 4))
+    now_unix_s = float(data.steps.time_unix_s[-1]) + due_s + 2 / 3
+    table = launches_of_training(replace(data, now_unix_s=now_unix_s))
+
+    assert table is not None
+    assert float(table.asleep_ratio[2][0]) == pytest.approx(asleep)
+
+
 @pytest.mark.parametrize(("said", "named"), [(RANKS, True), (None, False), (2 * RANKS, False)])
 def test_without_gpus_a_launcher_says_how_many_hosts_there_are(said: int | None, named: bool) -> None:
     """Only where all are seen to sleep do all wait for data."""

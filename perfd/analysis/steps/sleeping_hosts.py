@@ -112,11 +112,11 @@ def launches_of_training(job: JobData) -> LaunchTable | None:
     """
     table, steps = job.launches, job.steps
     by_operations = job.operation_pace is not None or job.within_lines is not None
-    over = _has_its_last_step(job)
-    if table is None or not len(steps) or (by_operations and not over):
+    left = _steps_without_line(job)
+    if table is None or not len(steps) or (by_operations and left is None):
         return table
-    line_s = float(steps.step_time_s[-1] * steps.steps_covered[-1])
-    due_s = 0.0 if over else _DUE_LINES * line_s
+    due_steps = _DUE_LINES * steps.steps_covered[-1] if left is None else left
+    due_s = float(due_steps * steps.step_time_s[-1])
     silent_s = job.now_unix_s - table.age_s - float(steps.time_unix_s[-1]) - due_s
     silent_s = np.nan_to_num(np.maximum(silent_s, 0.0))
     left_s = np.maximum(table.span_s - silent_s, 0.0)
@@ -125,9 +125,13 @@ def launches_of_training(job: JobData) -> LaunchTable | None:
     return replace(table, asleep_ratio=np.where(silent_s > 0, asleep, table.asleep_ratio))
 
 
-def _has_its_last_step(job: JobData) -> bool:
+def _steps_without_line(job: JobData) -> int | None:
+    """How many steps follow the last line that the log will have; None while another line will come."""
     last_step = job.description.train_steps if job.description else None
-    return last_step is not None and len(job.steps) > 0 and int(job.steps.step[-1]) >= last_step
+    if last_step is None or not len(job.steps):
+        return None
+    left = max(0, last_step - int(job.steps.step[-1]))
+    return left if left < job.steps.steps_covered[-1] else None
 
 
 def sleeping_hosts(
