@@ -366,7 +366,14 @@ def test_a_host_that_becomes_slower_in_the_first_steps_of_a_job_is_not_blamed(wa
     assert not watched.false_blame
 
 
-@pytest.mark.parametrize("watched", [_of(RANDOM / "pair50")], indirect=True)
+@pytest.mark.parametrize("watched", [_of(RANDOM / name) for name in ("pair62", "pair70")], indirect=True)
+def test_ranks_of_a_silent_loop_that_are_late_in_turn_are_not_blamed(watched: Watched) -> None:
+    """Their steps are micro-batches, of which one host is late for 40 in a row and then the other."""
+    assert not watched.false_blame
+    assert not watched.too_many_flips
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / name) for name in ("pair50", "pair57")], indirect=True)
 def test_hosts_that_sleep_after_the_last_step_of_a_job_do_not_limit_it(watched: Watched) -> None:
     assert watched.end is not None
     assert watched.end.kind == "host_bound"
