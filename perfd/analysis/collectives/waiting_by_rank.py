@@ -19,16 +19,10 @@ from perfd.analysis.collectives.late_rank_cost import (
 )
 from perfd.analysis.collectives.newly_slow_rank import EARLIER, NEWEST, onset, possible
 from perfd.analysis.collectives.step_losses import AnalysisWindow
-from perfd.analysis.counterfactual import (
-    LateSet,
-    is_over,
-    late_ranks_together,
-    late_stretch,
-    step_change,
-    takes_turns,
-)
+from perfd.analysis.counterfactual import LateSet, late_ranks_together
+from perfd.analysis.counterfactual.fault_onset import is_over, late_stretch, step_change, takes_turns
 from perfd.analysis.data.job_data import Bools, Floats, Ints
-from perfd.analysis.data.robust_stats import by_peers, highest, mean, over_last
+from perfd.analysis.data.robust_stats import by_peers, highest, mean, median, over_last
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
 from perfd.analysis.operations.peers_of_expert_groups import balanced, peers_in_expert_groups
@@ -246,8 +240,7 @@ class RankTally:
         # to the usual step, which may be shorter than the current ones.
         longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
         most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * longer
-        known = np.isfinite(gain)
-        roles = np.where(known, self._roles[ranks], -1)
+        roles = np.where(np.isfinite(gain), self._roles[ranks], -1)
         slowdown = by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), roles, np.divide)
         excess = by_peers(-waited / longer, roles, np.subtract)
         of_gain = gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for
@@ -360,8 +353,8 @@ def _gains(
         if stretch is None and len(late) and late.sum() < _FEWEST_LATE:
             gains[place] = 0.0
         if takes_turns(late, others_late):
-            of_turns, _ = losses.gains(LONG, np.array([place]), step_time_s)
-            gains[place] = min(float(gains[place]), max(0.0, float(of_turns[0])))
+            (over_turns,), _ = losses.gains(LONG, np.array([place]), step_time_s)
+            gains[place] = np.clip(over_turns, 0.0, gains[place])
             continue
         gain = float(gains[place])
         change = step_change(step_time_s, stretch, others_late, replayed_ratio=gain) if stretch else None
@@ -384,10 +377,7 @@ def _gains(
 
 def _longer(step_time_s: Floats, step_s: float | None) -> float:
     """Current steps over the usual step, at least 1."""
-    newest = step_time_s[-_NEWEST:]
-    if step_s is None or not np.isfinite(newest).any():
-        return 1.0
-    return max(1.0, float(np.nanmedian(newest)) / step_s)
+    return float(np.fmax(1.0, median(step_time_s[-_NEWEST:]) / (step_s or np.inf)))
 
 
 def _stands_out(late: CausedLosses) -> Bools:
