@@ -161,7 +161,7 @@ class JobSummaries:
         known = memory.gpus
         if known is None or known.nodes != len(job.nodes) or now_s - known.counted_s >= _GPUS_EVERY_S:
             nodes = [self._fleet.nodes[node] for node in job.nodes if node in self._fleet.nodes]
-            gpus = counted_gpus(sum(len(node.readings.gpu_history.layout.entities) for node in nodes))
+            gpus = counted_gpus(sum(len(node.readings.gpus) for node in nodes))
             known = memory.gpus = _CountedGpus(gpus=gpus, counted_s=now_s, nodes=len(job.nodes))
         return known.gpus
 

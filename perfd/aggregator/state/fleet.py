@@ -217,7 +217,7 @@ class Fleet:
                 self.counters.rejected["sample_ahead_s"] += len(whole.entities) - len(table.entities)
             if not source.late:
                 # What the node's clock showed before it was set back is ahead of all that follows.
-                node.readings.gpu_history.drop_after(latest_unix_ns)
+                node.readings.drop_gpus_after(latest_unix_ns)
         if table.scope is Scope.RANK:
             table = replace(table, entities=self.jobs.names.rank_entities(table.entities, node.name))
         node.version += node.readings.take(table, source.now_s)

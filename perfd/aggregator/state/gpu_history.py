@@ -81,6 +81,29 @@ class GpuHistory:
             else:
                 self._put(plan, times_ns, values)
 
+    def extend(self, times_ns: Sequence[Sequence[int]], values: Floats) -> bool:
+        """Add whole tables, `values` as tables by the layout's metrics by GPUs, if each is the next instant.
+
+        False, and none is added, where one is not.
+        """
+        newest_ns = self._newest_ns
+        for one in times_ns:
+            if one[0] < newest_ns or abs(one[-1] - one[0]) > _SAME_INSTANT_NS:
+                return False
+            newest_ns = one[0]
+        count = len(times_ns)
+        if count > min(_LEAST_ROOM, self._max_rows) or self._shape != self.layout.shape:
+            return False
+        if self._rows + count > len(self._times_ns):
+            self._make_room()
+        start, end = self._rows, self._rows + count
+        kept = values if len(self._places) == values.shape[1] else values.take(self._places, 1)
+        with np.errstate(over="ignore"):
+            self._data[start:end] = kept.transpose(0, 2, 1)
+        self._times_ns[start:end] = [one[0] for one in times_ns]
+        self._newest_ns, self._rows = newest_ns, end
+        return True
+
     def since(self, time_unix_s: float) -> tuple[Floats, Floats32]:
         """Instants from `time_unix_s` on, in order, and their (t, gpu, metric) values; copies."""
         times_unix_s, data = self.window(time_unix_s)

@@ -28,7 +28,7 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
         if len(ranks) > 1:
             owners[gpu] = {job: rank for job, rank in ranks.items() if job in jobs and not jobs[job].ended}
     owners |= _slice_owners(node)
-    others = [gpu for gpu in node.readings.gpu_history.layout.entities.known if gpu not in owners]
+    others = [gpu for gpu in node.readings.gpus if gpu not in owners]
     only = jobs.only_on(node.name) if others else None
     if only is not None and not _all_placed(only, node, jobs):
         owners |= {gpu: {only: None} for gpu in others}
@@ -38,7 +38,7 @@ def gpu_owners(node: NodeState, jobs: JobRegistry) -> GpuOwners:
 def _slice_owners(node: NodeState) -> GpuOwners:
     """The owners of MIG slices: the ranks of the pod that has the slice, as placements name whole GPUs."""
     owners: GpuOwners = {}
-    for entity in node.readings.gpu_history.layout.entities.known:
+    for entity in node.readings.gpus:
         if "/" not in entity or (container := node.container_of(entity)) is None:
             continue
         found = [key for key, placement in node.placements.items() if placement.pod_name == container.pod]

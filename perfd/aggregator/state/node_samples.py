@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,14 @@ _HISTORY_COLUMNS = frozenset(column.value for column in GpuColumn)
 """The columns that analysis and charts read; of all others only the newest value is kept."""
 
 
+_MOST_WAITING = 8
+"""Tables of a scope: some 25 kB of a node with 8 GPUs. As a round reads all every 5 s, usually 5 wait."""
+_VALUE_BYTES = 8
+"""Of a number in a `ColumnBlock`, a double."""
+Arrived = tuple[SampleTable, float]
+"""A table, and when it came (monotonic)."""
+
+
 def values_of(table: SampleTable) -> Floats:
     """A table's numbers as rows by columns; read-only."""
     columns = table.columns
@@ -26,22 +36,56 @@ def values_of(table: SampleTable) -> Floats:
     return np.array(list(columns.values()), np.float64).reshape(len(columns), -1).T
 
 
+def _values_of_all(tables: Sequence[Arrived]) -> Floats:
+    """The numbers of tables with the same rows and columns: tables by columns by rows; read-only."""
+    blocks = [cast("ColumnBlock", table.columns) for table, _ in tables]
+    shape = len(blocks), len(blocks[0].names), blocks[0].rows
+    return np.ndarray(shape, np.float64, b"".join([one.block for one in blocks]))
+
+
 def _all_known(values: Floats) -> bool:
     """Whether no value is NaN: the largest would be, and takes less time than a search."""
     return not math.isnan(np.maximum.reduce(values, axis=None))
 
 
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """What a whole table shares with those after it."""
+
+    entities: Sequence[str]
+    columns: Sequence[str]
+    plan: TableLayout
+
+
 class NodeReadings(Mapping[Scope, "NodeSamples"]):
-    """The newest values of a node by scope, and a short history of those of its GPUs."""
+    """The newest values of a node by scope, and a short history of those of its GPUs.
+
+    A table like the one before waits until values are read, or several wait: taken together they cost
+    half. Not thread-safe, reading neither.
+    """
 
     # Slots here and in what a node consists of: each batch finds them in memory, not in a cache.
-    __slots__ = "_counters", "_limits", "_of_scope", "gpu_history", "gpu_tables"
+    __slots__ = (
+        "_alike",
+        "_counters",
+        "_gpu_history",
+        "_limits",
+        "_of_scope",
+        "_waiting",
+        "_waiting_until_ns",
+        "gpu_tables",
+    )
 
     def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
         self._limits = limits
         self._counters = counters
         self._of_scope: dict[Scope, NodeSamples] = {}
-        self.gpu_history = GpuHistory(
+        self._alike: dict[Scope, _Alike] = {}
+        """What the newest table that was taken has in common with those that may wait."""
+        self._waiting: dict[Scope, list[Arrived]] = {}
+        self._waiting_until_ns = 0
+        """The newest time of the tables of GPUs that wait."""
+        self._gpu_history = GpuHistory(
             self._new_layout(),
             _HISTORY_COLUMNS,
             seconds=limits.gpu_history_s,
@@ -51,6 +95,7 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
         """How many tables of its GPUs came: the history has changed when this has."""
 
     def __getitem__(self, scope: Scope) -> NodeSamples:
+        self._settle(scope)
         return self._of_scope[scope]
 
     def __iter__(self) -> Iterator[Scope]:
@@ -59,28 +104,90 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
     def __len__(self) -> int:
         return len(self._of_scope)
 
+    @property
+    def gpu_history(self) -> GpuHistory:
+        """The recent samples of its GPUs."""
+        self._settle(Scope.GPU)
+        return self._gpu_history
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """Its GPUs of which samples came, in the order of the history."""
+        return self._gpu_history.layout.entities.known
+
+    def drop_gpus_after(self, time_ns: int) -> None:
+        """Drop the samples of its GPUs after a time."""
+        if self._waiting_until_ns > time_ns:
+            self._settle(Scope.GPU)
+        self._gpu_history.drop_after(time_ns)
+
     def take(self, table: SampleTable, now_s: float) -> bool:
         """Take a table that arrived at `now_s` (monotonic); returns whether it named something new."""
-        if not table.columns or not len(table.times_unix_ns):
+        scope, columns = table.scope, table.columns
+        alike = self._alike.get(scope)
+        # Tables of one form share the tuples of their names.
+        if (
+            alike is not None
+            and alike.entities is table.entities
+            and isinstance(columns, ColumnBlock)
+            and alike.columns is columns.names
+        ):
+            waiting = self._waiting.setdefault(scope, [])
+            waiting.append((table, now_s))
+            self._counters.samples += len(columns.block) // _VALUE_BYTES
+            if scope is Scope.GPU:
+                self.gpu_tables += 1
+                self._waiting_until_ns = max(self._waiting_until_ns, table.times_unix_ns[-1])
+            if len(waiting) >= _MOST_WAITING:
+                self._settle(scope)
             return False
+        if not columns or not len(table.times_unix_ns):
+            return False
+        self._settle(scope)
+        return self._take_now(table, now_s)
+
+    def _take_now(self, table: SampleTable, now_s: float) -> bool:
+        scope, columns = table.scope, table.columns
         values = values_of(table)
         self._counters.samples += values.size
-        samples = self._of_scope.get(table.scope)
+        samples = self._of_scope.get(scope)
         if samples is None:
-            layout = self.gpu_history.layout if table.scope is Scope.GPU else self._new_layout()
-            samples = self._of_scope[table.scope] = NodeSamples(layout)
+            layout = self._gpu_history.layout if scope is Scope.GPU else self._new_layout()
+            samples = self._of_scope[scope] = NodeSamples(layout)
         layout = samples.layout
         shape = layout.shape
-        columns = table.columns
         names = columns.names if isinstance(columns, ColumnBlock) else tuple(columns)
         plan = layout.plan(table.entities, names)
         samples.update(plan, values, now_s)
-        if table.scope is Scope.GPU:
-            self.gpu_history.append(plan, table.times_unix_ns, values)
+        if scope is Scope.GPU:
+            self._gpu_history.append(plan, table.times_unix_ns, values)
             self.gpu_tables += 1
         if plan.refused:
             self._counters.rejected["names_per_scope"] += plan.refused
+        if plan.whole:
+            self._alike[scope] = _Alike(table.entities, names, plan)
+        else:
+            self._alike.pop(scope, None)
         return layout.shape != shape
+
+    def _settle(self, scope: Scope) -> None:
+        """Take the tables that wait: together if each has all values and all came in order."""
+        waiting = self._waiting.get(scope)
+        if not waiting:
+            return
+        self._waiting[scope] = []
+        if scope is Scope.GPU:
+            self._waiting_until_ns = 0
+        samples, plan = self._of_scope[scope], self._alike[scope].plan
+        values = _values_of_all(waiting)
+        newest = values_of(waiting[-1][0])
+        if not (_all_known(values) and samples.replace([now_s for _, now_s in waiting], newest)):
+            for table, now_s in waiting:
+                samples.update(plan, values_of(table), now_s)
+        times_ns = [table.times_unix_ns for table, _ in waiting]
+        if scope is Scope.GPU and not self._gpu_history.extend(times_ns, values):
+            for table, _ in waiting:
+                self._gpu_history.append(plan, table.times_unix_ns, values_of(table))
 
     def _new_layout(self) -> Layout:
         return Layout(
@@ -122,6 +229,21 @@ class NodeSamples:
         else:
             self._put(slice(None), values, now_s)
         self._newest_s = max(self._newest_s, now_s)
+
+    def replace(self, arrived_s: Sequence[float], values: Floats) -> bool:
+        """Take tables that have a value for every metric, of which the last has `values`, if each is newer.
+
+        False, and none is taken, where one came at the time of another or before.
+        """
+        before_s = self._newest_s
+        for now_s in arrived_s:
+            if now_s <= before_s:
+                return False
+            before_s = now_s
+        seen_s = self._seen_s if len(arrived_s) == 1 else arrived_s[-2]
+        self._period_s = arrived_s[-1] - seen_s
+        self._seen_s, self._newest_s, self.values = arrived_s[-1], arrived_s[-1], values
+        return True
 
     def fresh(self, now_s: float, stale_after_s: float) -> Floats:
         """The values, NaN where a reading is older than `stale_after_s` and than three of its intervals.
