@@ -61,7 +61,7 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
     """The newest values of a node by scope, and a short history of those of its GPUs.
 
     A table like the one before waits until values are read, or several wait: taken together they cost
-    half. Not thread-safe, reading neither.
+    less. Not thread-safe, reading neither.
     """
 
     # Slots here and in what a node consists of: each batch finds them in memory, not in a cache.
