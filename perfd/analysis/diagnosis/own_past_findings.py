@@ -23,8 +23,8 @@ _SELDOM = 0.02
 """Of the time in NCCL's kernels: with less, steps do not end with them. Chosen."""
 _HOSTS_SHOW_S = 2.0
 """After a change readings of hosts show by then what all of them do. Chosen: they are read each second."""
-_FEWEST_S = 1.0
-"""Steps of less time may be noise although GPUs differ: 6 micro-batches of 0.1 s (H100, 2026-11-26).
+_FEWEST_S = 1.5
+"""Steps of less time may be noise although GPUs differ: 13 micro-batches of 0.1 s (H100, 2026-11-26).
 Chosen."""
 _SAME_CHANGE_STEPS = 4
 """Steps between which GPUs and collectives see one change: each needs some steps to see it. Chosen."""
