@@ -1,8 +1,9 @@
 """The headline of recordings at every look: what it says when, flips, false blame, and whether it is right.
 
-    python -m benchmarks.headlines [NAME ...] [--folder FOLDER ...] [--runs] [--json]
+    python -m benchmarks.headlines [NAME ...] [--folder FOLDER ...] [--runs] [--json] [--tick-s 1]
 
-Each recording is played at full speed and looked at each second of its time, as a live session does. Without
+Each recording is played at full speed and looked at each second of its time, as a live session does. With
+another `--tick-s` it is looked at in other moments: what only some of them show is not steady. Without
 `--folder` these are the recordings that ship, and those of `PERFD_SHARED` if that is set; `--runs` adds the
 recorded runs of the fault benchmark. NAME takes only recordings whose name contains it. The truth is
 `truth.toml`, or `case.json` beside a run. The exit code is 0 if every headline is right at the end, nobody
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.headlines.live import agreement, live_looks
-from benchmarks.headlines.looks import Look, OfPhase, Run, Watched, must_be_named, watch
+from benchmarks.headlines.looks import LIVE_TICK_S, Look, OfPhase, Run, Watched, must_be_named, watch
 from benchmarks.headlines.truth import truth_of
 from perfd.formatting import percent
 from perfd.recording import bundled, bundled_names
@@ -147,13 +148,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", type=Path, action="append", default=[])
     parser.add_argument("--runs", action="store_true", help="also the recorded runs of benchmarks.gpu.faults")
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
+    parser.add_argument(
+        "--tick-s", type=float, default=LIVE_TICK_S, help="between looks (default: %(default)s)"
+    )
     args = parser.parse_args(argv)
     chosen = dict(recordings(args.folder, args.names))
     if args.runs:
         chosen |= recordings([_RUNS], args.names)
     watched = []
     for name, path in chosen.items():
-        watched.append(watch(path, name, truth_of(path)))
+        watched.append(watch(path, name, truth_of(path), tick_s=args.tick_s))
         if not args.json:
             _print(watched[-1])
             if (live := live_looks(path)) is not None:
