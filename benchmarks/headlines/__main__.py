@@ -2,8 +2,8 @@
 
     python -m benchmarks.headlines [NAME ...] [--folder FOLDER ...] [--runs] [--json] [--tick-s 1]
 
-Each recording is played at full speed and looked at each second of its time, as a live session does. With
-another `--tick-s` it is looked at in other moments: what only some of them show is not steady. Without
+Each recording is played at full speed and looked at each second of its time, as a live session does. Another
+`--tick-s` looks at other moments: a headline that only some of them show is not steady. Without
 `--folder` these are the recordings that ship, and those of `PERFD_SHARED` if that is set; `--runs` adds the
 recorded runs of the fault benchmark. NAME takes only recordings whose name contains it. The truth is
 `truth.toml`, or `case.json` beside a run. The exit code is 0 if every headline is right at the end, nobody

@@ -39,7 +39,7 @@ _ACKNOWLEDGED_WITHIN_LOOKS = 15
 """That many looks. Agents that ask for no more keep so many seconds of batches in their spools."""
 _ACKNOWLEDGE_EACH = encode_message(AcknowledgeEach())
 _LAST_WRITE_WITHIN_S = 5.0
-"""So long a stream that ends waits for an agent that does not read. Chosen."""
+"""How long the end of a stream waits for an agent that does not read. Chosen."""
 _REVIEWS_AT_A_TIME = 8
 """By the Kubernetes API server. Chosen, not measured: with 10 ms each, 1,000 agents are reviewed in 1.3 s."""
 _Context = grpc.aio.ServicerContext[bytes, bytes]

@@ -42,9 +42,9 @@ _DOUBTED = 0.5
 _MISSED = 0.25
 """Of the steps of a stretch, at most: operations of some are sampled away or lost, so it has more steps."""
 _TURN_STEPS = 8
-"""Steps in a row in which one is late, and then another: more than single late ones. Chosen."""
+"""Steps in a row in which a rank is late, from which on they count as its turn. Chosen."""
 _BETWEEN_TURNS = 3
-"""Steps between the turn of one rank and that of the next, at most: after a fault there are more. Chosen."""
+"""Steps between two turns, at most: after a fault there are more. Chosen."""
 _REPORTED_S = 1.5
 """Operations are reported each second, so that with short steps the log is further ahead."""
 
@@ -105,7 +105,7 @@ def late_stretch(late: Bools) -> LateStretch | None:
 
 
 def takes_turns(late: Bools, others_late: Bools) -> bool:
-    """Whether a rank is late for many steps in a row, right after that another one, and then it again.
+    """Whether a rank is late for many steps in a row, right after that another one, and then the first again.
 
     Hosts that limit a job run ahead of each other so: which of them is late in the newest steps is chance.
     Both have one flag a step, the newest last.

@@ -23,9 +23,9 @@ _SELDOM = 0.02
 """Of the time in NCCL's kernels: with less, steps do not end with them. Chosen."""
 _HOSTS_SHOW_S = 2.0
 """After a change readings of hosts show by then what all of them do. Chosen: they are read each second."""
-_FEWEST_S = 1.5
-"""Steps of less time may be noise although GPUs differ: 13 micro-batches of 0.1 s (H100, 2026-11-26).
-Chosen."""
+_LEAST_S = 1.5
+"""Longer steps that take less time in all may be noise, even if GPUs differ: 13 micro-batches of 0.1 s (H100,
+2026-11-26). Chosen."""
 _SAME_CHANGE_STEPS = 4
 """Steps between which GPUs and collectives see one change: each needs some steps to see it. Chosen."""
 
@@ -101,7 +101,7 @@ def may_be_last(facts: JobEvidence, slow: SlowRank) -> bool:
     Its peers are unknown, and neither hosts nor GPUs are seen. Or it has peers, and became late a moment ago,
     so that hosts are not read yet, or one lag of it is waited for again and again.
     """
-    if slow.counted_twice and slow.longer_for_s < _FEWEST_S:
+    if slow.counted_twice and slow.longer_for_s < _LEAST_S:
         return True
     if facts.reading is not None or _by_its_gpu(facts, slow):
         return False

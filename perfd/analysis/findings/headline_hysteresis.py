@@ -15,8 +15,8 @@ of a job whose steps are short: it is replaced after half as long. The first ver
 limits the job before rounds found that for as long: shares of time are of seconds before the first step, too.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
-less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays. It may
-show more as well: that one rank is slow by itself, whose role was known before. That is the headline in time.
+less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays. Or
+a rank known by its role proves to be slow itself: that is the headline once rounds found it for a while.
 """
 
 from __future__ import annotations
