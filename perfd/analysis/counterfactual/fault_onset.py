@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -112,18 +111,13 @@ def takes_turns(late: Bools, others_late: Bools) -> bool:
     """
     steps = min(len(late), len(others_late))
     whose = np.where(late[len(late) - steps :], 1, np.where(others_late[len(others_late) - steps :], -1, 0))
-    turns = list[tuple[int, int, int]]()
-    """Whose, the first step and the one after the last of each."""
-    for at in np.flatnonzero(whose).tolist():
-        if turns and turns[-1][0] == whose[at] and at - turns[-1][2] <= _BETWEEN_TURNS:
-            turns[-1] = (turns[-1][0], turns[-1][1], at + 1)
-        else:
-            turns.append((int(whose[at]), at, at + 1))
-    turns = [one for one in turns if one[2] - one[1] >= _TURN_STEPS]
-    directly = [
-        before[0] != after[0] and after[1] - before[2] <= _BETWEEN_TURNS for before, after in pairwise(turns)
-    ]
-    return any(first and second for first, second in pairwise(directly))
+    at = np.flatnonzero(whose)
+    apart = (np.diff(whose[at]) != 0) | (np.diff(at) > _BETWEEN_TURNS + 1)
+    first, last = at[np.append(True, apart)[: len(at)]], at[np.append(apart, True)[: len(at)]]
+    long = last - first >= _TURN_STEPS - 1
+    first, last = first[long], last[long]
+    after_other = (whose[first[1:]] != whose[first[:-1]]) & (first[1:] - last[:-1] <= _BETWEEN_TURNS + 1)
+    return bool((after_other[1:] & after_other[:-1]).any())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
