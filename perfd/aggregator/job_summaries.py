@@ -287,9 +287,9 @@ class JobSummaries:
             )
 
     def step_time_change(self, name: str) -> StepTimeChange | None:
-        """Whether the newest steps are longer than all before them; None with too few steps.
+        """Whether the newest steps are longer than those before them; None with too few steps.
 
-        As old as the job's live numbers.
+        As old as the job's live numbers. Steps between two lines of the log count where operations show them.
         """
         with self._state.lock:
             job, live = self._fleet.jobs.get(name), self.newest(name)
@@ -298,7 +298,8 @@ class JobSummaries:
             memory = self._jobs[name]
             if memory.change is not None and memory.change[0] == live.key:
                 return memory.change[1]
-            steps, events = job.step_table(), tuple(job.events)
+            within = live.data.within_lines
+            steps, events = job.step_table() if within is None else within.steps, tuple(job.events)
         change = step_time_change(steps, events)
         memory.change = live.key, change
         return change

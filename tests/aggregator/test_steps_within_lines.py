@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from aggregator.support import fleet, source, step
 from aggregator.test_exact_steps import DDP, FSDP, Op, Timeline
 
-from perfd.aggregator.state import Fleet, job_data
+from perfd.aggregator.job_summaries import JobSummaries
+from perfd.aggregator.limits import Limits
+from perfd.aggregator.state import AggregatorState, Fleet, job_data
 from perfd.analysis.data.job_data import JobData
+from perfd.clock import VirtualClock
+from perfd.config import AnalysisConfig
 from perfd.model import Record
 
 SLOW = [Op(DDP[0].operation, DDP[0].size, DDP[0].after_us + 60_000), *DDP[1:]]
@@ -90,6 +96,18 @@ def test_each_step_has_its_own_time_and_the_number_that_the_log_gives_it(resumed
     assert within.steps.step_time_s[numbers >= 42] == pytest.approx(SLOW_S, rel=0.05)
     assert within.steps.step_time_s[(numbers > 20) & (numbers < 41)] == pytest.approx(FAST_S, rel=0.05)
     assert numbers[-1] >= 55
+
+
+@pytest.mark.parametrize(("seen_s", "growth"), [(np.inf, SLOW_S / FAST_S - 1), (0.0, 0.0)])
+def test_steps_that_become_longer_between_two_lines_are_a_growth(seen_s: float, growth: float) -> None:
+    # The two lines of slow steps take 1.6 s, and all slow steps 2.1 s.
+    made, _ = played(covered=5, steps=53, seen_s=seen_s)
+    state = replace(AggregatorState.empty(Limits()), fleet=made)
+    summaries = JobSummaries(AnalysisConfig(), state, VirtualClock())
+    summaries.make(2e6)
+
+    change = summaries.step_time_change("job")
+    assert (change.growth_ratio if change else 0.0) == pytest.approx(growth, rel=0.1)
 
 
 @pytest.mark.parametrize("seen_s", [3.1, 4.1, 5.1])

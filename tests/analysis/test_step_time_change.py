@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,7 +41,8 @@ YOUNG = [9.0, *[1.0, 1.01, 0.99] * 2, 1.0, 1.0]
         ((1.2, 1.3), 0.0),
         ((1.3,), 0.0),
         ((1.3, 1.3), 0.3),
-        ((1.3, 1.3, 1.0, 1.0), 0.15),
+        ((1.3, 1.3, 1.0, 1.0), 0.3),
+        ((1.12, 1.12, 1.12), 0.12),
         ((1.3, 1.3, 1.0, 1.0, 1.0), 0.0),
     ],
 )
@@ -54,8 +56,54 @@ def test_two_steps_longer_by_a_quarter_are_a_growth_even_of_a_young_job(
 def test_two_short_steps_or_steps_as_long_by_chance_are_no_growth():
     assert step_time_change(step_table([time_s / 2 for time_s in [*YOUNG, 1.3, 1.3]]), ()) is None
     wide = [9.0, *[0.8, 1.0, 1.2] * 3]
-    assert step_time_change(step_table([*wide, 1.5, 1.5]), ()) is None
-    assert step_time_change(step_table([*wide, 2.0, 2.0]), ()).growth_ratio == pytest.approx(1.0)
+    assert step_time_change(step_table([*wide, 2.0, 2.0]), ()) is None
+    assert step_time_change(step_table([*wide, 2.4, 2.4]), ()).growth_ratio == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize(
+    ("scatter_s", "lines", "grown"), [(0.03, 3, True), (0.07, 3, False), (0.07, 12, True)]
+)
+def test_the_more_steps_are_longer_the_less_they_need_to_stand_out(scatter_s: float, lines: int, grown: bool):
+    noise = np.random.default_rng(8).normal(0.0, scatter_s, 60)
+    scattered = [9.0, *(1.0 + noise)]
+    found = step_time_change(step_table([*scattered, *[1.2] * lines]), ())
+    assert (found is not None and found.growth_ratio > 0.1) is grown
+
+
+def test_short_steps_need_to_be_longer_for_two_seconds_in_all():
+    short = [time_s / 20 for time_s in USUAL]
+    assert step_time_change(step_table([*short, *[0.06] * 33]), ()).growth_ratio == 0
+    found = step_time_change(step_table([*short, *[0.06] * 34]), ())
+    assert found.growth_ratio == pytest.approx(0.2, abs=0.02)
+    quick = [time_s / 200 for time_s in [*USUAL, *USUAL[1:] * 9]]
+    found = step_time_change(step_table([*quick, *[0.006] * 400]), ())
+    assert found.growth_ratio == pytest.approx(0.2, abs=0.02)
+
+
+def test_a_line_over_five_steps_takes_as_long_as_these():
+    lines = step_table([time_s / 3 for time_s in [*YOUNG, 1.3, 1.3]])
+    assert step_time_change(lines, ()) is None
+    of_five = replace(lines, steps_covered=np.full(len(lines), 5))
+    assert step_time_change(of_five, ()).growth_ratio == pytest.approx(0.3)
+
+
+def test_a_quarter_of_the_steps_since_may_be_usual():
+    assert change(1.3, 1.0, 1.3, 1.3).growth_ratio == pytest.approx(0.3)
+    assert change(1.3, 1.0, 1.0, 1.3, 1.3).growth_ratio == pytest.approx(0.3)
+    assert change(1.3, 1.0, 1.3, 1.0, 1.3).growth_ratio == 0
+
+
+def test_longer_steps_after_longer_ones_that_are_over_are_compared_with_those_between():
+    found = change(*[1.5] * 20, *[1.0] * 8, *[1.12] * 3)
+    assert found == StepTimeChange(baseline_s=1.0, growth_ratio=pytest.approx(0.12))
+
+
+@pytest.mark.parametrize(
+    ("apart", "grown"), [((5, 5), True), ((5, 6), False), ((2, 2), False), ((3, 3), True)]
+)
+def test_stalls_count_at_equal_intervals_of_three_steps_and_more(apart: tuple[int, int], grown: bool):
+    stalls = [1.6] + [step for length in apart for step in [*[1.0] * (length - 1), 1.6]]
+    assert (change(*stalls).growth_ratio > 0.1) is grown
 
 
 def test_after_longer_steps_that_are_over_two_steps_are_compared_with_those_just_before():

@@ -2,32 +2,44 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from perfd.analysis.data.job_data import Bools, Floats, StepTable
-from perfd.analysis.data.robust_stats import median_of, near_sigma_of
+from perfd.analysis.data.job_data import Bools, Floats, Ints, StepTable
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, median_of, near_sigma_of
 from perfd.analysis.steps.steady_steps import steady_rows
 from perfd.model import Event
 from perfd.thresholds import THRESHOLDS
 
-_FEWEST_EARLIER = 10
-"""Lines from which the usual step time and its scatter are known."""
-_SIGMAS = 4.0
-"""Of the job's own scatter: by chance three steps in a row are never so far out."""
-_CLEAR_COUNT, _CLEAR_S, _CLEAR_RATIO, _CLEAR_SIGMAS = 2, 2.0, 0.25, 3.0
-"""Or this number of lines in a row that take this many seconds, each longer than usual by this share and this
-multiple of the job's own standard deviation. Chosen: an alert is to come within three steps, and a look after
-two of them leaves a second and more for it."""
 _JUST_BEFORE = 8
-"""Lines whose median is usual for those: a young job has no more, and earlier faults are left out. Chosen."""
-_NEWEST = 50
-"""Lines in which a growth is looked for, and which are not part of the baseline."""
+"""Lines whose median is usual for those that follow: a young job has no more, and earlier faults are left
+out. Chosen."""
+_FEWEST, _CLEAR_RATIO = 2, 0.25
+"""So few lines must be longer by this share, as two odd ones in a row are common. Chosen: an alert is to come
+within three steps, and a look after two of them leaves a second and more for it."""
+_LEAST_S = 2.0
+"""Longer lines that take less time in all may be noise: one stall covers many short ones. Chosen."""
+_MOSTLY = 0.75
+"""Of the lines since a growth began, that are nearer to the new step time than to the usual one. Chosen."""
+_ERRORS = 5.0
+"""Standard errors of the difference of both by which chance is ruled out. Chosen: at each look fifty moments
+are tried at which a growth may have begun, and steps that follow each other are alike."""
+_SIGMAS = 4.0
+"""Of the job's own scatter, by which a single step is a stall."""
+_FEWEST_EARLIER = 10
+"""Lines from which a usual step is known, and its scatter, that a stall is compared with."""
+_NEWEST, _NEWEST_S = 50, 5.0
+"""Lines in which a growth is looked for. Chosen: shorter ones count as means over several, so that these take
+so many seconds, and a growth is seen for a while."""
 _NEWEST_SHARE = 4
-"""In a young job only the newest quarter is not part of it: a few early lines would not show the scatter."""
+"""In a young job only the newest quarter is not part of the baseline: a few early lines would not show the
+scatter."""
+_LEAST_PERIOD = 3
+"""Steps from one stall to the next: what comes more often alternates, or lasts."""
 _QUIET_PERIODS = 2
 """A stall that has not come again for this many of its periods is over."""
 
@@ -37,7 +49,8 @@ class StepTimeChange:
     """How long a step took before, and by how much longer the newest ones are for as long as that lasts."""
 
     baseline_s: float
-    """Median of the lines before the newest 50; in a young job, before the newest quarter."""
+    """Median of the lines just before a growth; else of those before the newest 50, in a young job before the
+    newest quarter."""
     growth_ratio: float
     """Newest steps over the baseline, less 1; 0 where no growth has lasted."""
 
@@ -45,61 +58,83 @@ class StepTimeChange:
 def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChange | None:
     """The growth of a job's step time, lasting or recurring; None with too few steps.
 
-    A step is long when it takes a tenth more than the baseline, and more than the job's own scatter explains.
-    A lasting growth begins with three long lines in a row, or with two that are longer by a quarter than
-    those just before, and ends with three in a row that are not. A recurring one is a stall that came three
-    times; its growth is the mean over its last two periods, and it ends when the stall has stayed away for
-    two. What has lasted for most of the job is its usual pace, and so is what recurs from its start, as
-    evaluations do.
+    A lasting growth is a tenth, and more than the job's own scatter explains, of lines that take two seconds
+    in all, over those just before. It ends with three usual lines in a row. A recurring one is a stall that
+    came three times at equal intervals; its growth is the mean over its last two periods, and it ends when
+    the stall has stayed away for two. What has lasted for long is the usual pace, and so is what recurs from
+    a job's start, as evaluations do.
     """
-    times = steps.step_time_s[steady_rows(steps, events).unmarked]
+    rows = steady_rows(steps, events).unmarked
+    times = steps.step_time_s[rows]
+    grown = _lasting(times, times * steps.steps_covered[rows])
+    if grown is not None:
+        return grown
     run = THRESHOLDS.step_regression_count
     earlier = times[: len(times) - max(run, min(_NEWEST, len(times) // _NEWEST_SHARE))]
     baseline_s = median_of(earlier)
     if len(earlier) < _FEWEST_EARLIER or baseline_s is None:
-        return _clear_change(times, run)
-    limit_s = _limit_s(baseline_s, near_sigma_of(earlier, run))
-    newest = times[-_NEWEST:]
-    grown_s = _lasting_s(newest, newest > limit_s, run) or _recurring_s(times, times > limit_s, run)
-    if grown_s is None:
-        return _clear_change(times, run) or StepTimeChange(baseline_s=baseline_s, growth_ratio=0.0)
-    return StepTimeChange(baseline_s=baseline_s, growth_ratio=grown_s / baseline_s - 1)
-
-
-def _limit_s(usual_s: float, scatter_s: float) -> float:
-    """From where on a step is long."""
-    return usual_s + max(THRESHOLDS.step_regression_ratio * usual_s, _SIGMAS * scatter_s)
-
-
-def _clear_change(times: Floats, run: int) -> StepTimeChange | None:
-    """The growth that began with lines far longer than those just before them; None where none lasts."""
-    newest = times[-(_NEWEST + _JUST_BEFORE) :]
-    if len(newest) < _JUST_BEFORE + _CLEAR_COUNT:
         return None
-    usual_s = np.median(sliding_window_view(newest, _JUST_BEFORE)[:-_CLEAR_COUNT], axis=1)
-    first = sliding_window_view(newest[_JUST_BEFORE:], _CLEAR_COUNT)
-    scatter_s = near_sigma_of(times[:-_CLEAR_COUNT], run)
-    limits_s = usual_s + np.maximum(_CLEAR_RATIO * usual_s, _CLEAR_SIGMAS * scatter_s)
-    began = np.flatnonzero((first.min(axis=1) > limits_s) & (first.sum(axis=1) >= _CLEAR_S))
-    if not len(began):
+    least_s = max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * near_sigma_of(earlier, run))
+    stalled_s = _recurring_s(times, steps.step[rows], times > baseline_s + least_s, run)
+    growth = 0.0 if stalled_s is None else stalled_s / baseline_s - 1
+    return StepTimeChange(baseline_s=baseline_s, growth_ratio=growth)
+
+
+def _lasting(times: Floats, took_s: Floats) -> StepTimeChange | None:
+    """The growth that lasts, by lines that took so long in all; None without one."""
+    run = THRESHOLDS.step_regression_count
+    times, took_s = _means(times, took_s)
+    if len(times) < _JUST_BEFORE + _FEWEST:
         return None
-    before_s = float(usual_s[began[-1]])
-    since = newest[_JUST_BEFORE + began[-1] :]
-    if _last_run(since <= _limit_s(before_s, scatter_s), run) >= 0:
-        return None
-    return StepTimeChange(baseline_s=before_s, growth_ratio=float(np.median(since)) / before_s - 1)
+    newest = min(len(times), _JUST_BEFORE + _NEWEST)
+    scatter_s = near_sigma_of(times[:-_FEWEST], run)
+    # One line that is not longer, or two, do not end it.
+    ends = range(newest, max(newest - run, _JUST_BEFORE + _FEWEST - 1), -1)
+    found = (_grown(times[-newest:][:end], took_s[-newest:][:end], scatter_s) for end in ends)
+    return next((one for one in found if one is not None), None)
 
 
-def _lasting_s(newest: Floats, long: Bools, run: int) -> float | None:
-    """Median since usual steps ended; None when the newest run of equal steps was not of long ones."""
-    began, ended = _last_run(long, run), _last_run(~long, run)
-    return float(np.median(newest[ended + run :])) if began > ended else None
+def _means(times: Floats, took_s: Floats) -> tuple[Floats, Floats]:
+    """The same lines, of short ones means over several, up to the newest."""
+    line_s = float(np.median(took_s[-_NEWEST:])) if len(took_s) else _NEWEST_S
+    each = math.ceil(_NEWEST_S / _NEWEST / line_s)
+    whole = len(times) % each
+    return times[whole:].reshape(-1, each).mean(axis=1), took_s[whole:].reshape(-1, each).sum(axis=1)
 
 
-def _recurring_s(times: Floats, long: Bools, count: int) -> float | None:
+def _grown(times: Floats, took_s: Floats, scatter_s: float) -> StepTimeChange | None:
+    """The growth up to the last of these lines, whose scatter is given; None if that one is not longer."""
+    usual_s = median(sliding_window_view(times, _JUST_BEFORE)[:-_FEWEST])
+    # The newest two are longer than the middle of both times, or it did not begin at that moment.
+    may = float(times[-_FEWEST:].min()) > (1 + THRESHOLDS.step_regression_ratio / 2) * usual_s
+    for place in np.flatnonzero(may).tolist():
+        since, before_s = times[_JUST_BEFORE + place :], float(usual_s[place])
+        now_s = float(median(since))
+        least = _CLEAR_RATIO if len(since) == _FEWEST else THRESHOLDS.step_regression_ratio
+        near_s = MAD_TO_SIGMA * float(median(np.abs(times[place : place + _JUST_BEFORE] - before_s)))
+        error_s = max(scatter_s, near_s) * (1 / len(since) + 1 / _JUST_BEFORE) ** 0.5
+        if now_s <= (1 + least) * before_s or now_s - before_s <= _ERRORS * error_s:
+            continue
+        longer = since > (before_s + now_s) / 2
+        lasts = longer[0] and longer[-_FEWEST:].all() and longer.mean() >= _MOSTLY and not _ended(longer)
+        if lasts and took_s[_JUST_BEFORE + place :].sum() >= _LEAST_S:
+            return StepTimeChange(baseline_s=before_s, growth_ratio=now_s / before_s - 1)
+    return None
+
+
+def _ended(longer: Bools) -> bool:
+    """Whether enough lines in a row are not longer."""
+    run = THRESHOLDS.step_regression_count
+    return len(longer) >= run and not sliding_window_view(longer, run).any(axis=1).all()
+
+
+def _recurring_s(times: Floats, steps: Ints, long: Bools, count: int) -> float | None:
     """Mean over the last periods of a stall; None unless it came so many times, began, and goes on."""
     places = np.flatnonzero(long)
     if len(places) < count or len(times) - places[-count] > _NEWEST:
+        return None
+    apart = np.diff(steps[places[-count:]])
+    if apart[0] < _LEAST_PERIOD or (apart != apart[0]).any():
         return None
     first, last = int(places[-count]), int(places[-1])
     longest_quiet = _QUIET_PERIODS * (last - first) / (count - 1)
@@ -110,12 +145,3 @@ def _recurring_s(times: Floats, long: Bools, count: int) -> float | None:
     if not bool((quiet[: 1 - count] >= longest_quiet).any()):
         return None
     return float(np.mean(times[first + 1 : last + 1]))
-
-
-def _last_run(flags: Bools, length: int) -> int:
-    """Where the last `length` flags in a row that are all set begin; before all others if there are none."""
-    if len(flags) < length:
-        return -length
-    runs = sliding_window_view(flags, length).all(axis=1)
-    found = np.flatnonzero(runs)
-    return int(found[-1]) if len(found) else -length

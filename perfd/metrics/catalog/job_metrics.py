@@ -96,16 +96,17 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     of_job(
         "perfd_step_time_baseline_seconds",
-        "Median step time before the newest 50 lines of the log; in a young job, before the newest quarter.",
+        "Median step time just before a growth; else before the newest 50 lines, in a young job before the "
+        "newest quarter.",
         source="perfd.analysis",
         absent="With fewer than 13 such lines, unless they show a growth.",
     ),
     of_job(
         "perfd_step_time_regression_ratio",
-        "Growth of step time over the baseline: 0.1 is 10% slower, 0 without. A step is long if it is 10% "
-        "and four standard deviations above the baseline. A growth begins with three long lines in a row, or "
-        "with two that take 2 s and are 25% longer than the eight before, and ends with three that are not "
-        "long; a periodic stall is one when it came three times.",
+        "Growth of step time over the baseline: 0.1 is 10% slower, 0 without. A growth is that of lines "
+        "that take 2 s in all over the eight before: 10%, of only two lines 25%, and five standard errors. "
+        "It ends with three usual lines in a row. A periodic stall is one when it came three times at equal "
+        "intervals.",
         source="perfd.analysis",
         absent="Without a baseline.",
     ),
