@@ -403,3 +403,10 @@ def test_an_mfu_above_what_tensor_cores_allow_shows_that_steps_have_parts():
     assert (speed.mfu_ratio, speed.mfu_tier, speed.model_flops_per_s_per_gpu) == (None, None, None)
     assert "only a part of a step" in (speed.mfu_missing or "")
     assert by_operations(None, 0.2).efficiency.mfu_ratio == pytest.approx(0.505, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("doubt", "jitter"), [(None, 0.0), (StepDoubt.MICRO_BATCHES, None), (StepDoubt.ROUNDS, None)]
+)
+def test_what_may_be_no_steps_has_no_jitter(doubt: StepDoubt | None, jitter: float | None):
+    assert by_operations(doubt, 0.6).step_time_s.jitter_ratio == jitter

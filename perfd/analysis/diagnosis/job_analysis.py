@@ -150,6 +150,9 @@ def facts_of(
     by_phases = pipeline(_since(changed, job, steady), description, {one.rank for one in by_timers})
     job = replace(job, launches=launches_of_training(job))
     of_steps = step_time(job.steps.step_time_s, steady)
+    if job.step_doubt is not None:
+        # Micro-batches differ by what is done once a step, and rounds by how many steps they are.
+        of_steps = replace(of_steps, jitter_ratio=None)
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)

@@ -68,7 +68,7 @@ class StepTime:
     median: float | None = None
     p95: float | None = None
     jitter_ratio: float | None = None
-    """Robust standard deviation of the unmarked steps by their median."""
+    """Robust standard deviation of the unmarked steps by their median; None where rows may be no steps."""
     outlier_ratio: float | None = None
     """Outliers among the unmarked steps."""
 
