@@ -180,13 +180,15 @@ class Watched:
 
     @property
     def _steady(self) -> list[Look]:
-        if any(look.step for look in self.looks):
-            steady = [look for look in self.looks if look.steady_steps >= STEADY_STEPS]
+        until_unix_s = self.truth.until_unix_s if self.truth else math.inf
+        looks = [look for look in self.looks if look.unix_s <= until_unix_s]
+        if any(look.step for look in looks):
+            steady = [look for look in looks if look.steady_steps >= STEADY_STEPS]
             # The first verdict is no change of one.
             return list(dropwhile(lambda look: look.kind == Kind.UNKNOWN, steady))
-        said = (look.at_s for look in self.looks if look.kind != Kind.UNKNOWN)
+        said = (look.at_s for look in looks if look.kind != Kind.UNKNOWN)
         since_s = next(said, math.inf) + _STEADY_S
-        return [look for look in self.looks if look.at_s >= since_s]
+        return [look for look in looks if look.at_s >= since_s]
 
     @property
     def too_many_flips(self) -> bool:

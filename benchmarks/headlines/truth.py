@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -55,6 +56,8 @@ class Truth:
     """Of a step with the fault, what was measured to be lost by it."""
     phases: Sequence[Phase] = ()
     """Of a run with several faults, in order."""
+    until_unix_s: float = math.inf
+    """What a headline may be later is not known: the job was ended soon after another fault had begun."""
 
     @property
     def changes(self) -> int:
@@ -87,7 +90,10 @@ def _of_phases(document: dict[str, Any]) -> Truth:
         )
         for entry in document["phases"]
     ]
-    return Truth(kinds=frozenset(), phases=phases)
+    last = document["phases"][-1]["phase"]
+    fault_follows = last["kind"] == "healthy" and len(document["steps_s"]) > last["last_step"]
+    until_unix_s = phases[-1].end_unix_s if fault_follows else math.inf
+    return Truth(kinds=frozenset(), phases=phases, until_unix_s=until_unix_s)
 
 
 def _of_entry(entry: dict[str, Any]) -> Truth:

@@ -352,6 +352,19 @@ def test_without_another_step_only_a_rank_or_a_hang_replaces_a_headline(other: F
     assert said == [HOST] * 65 + [HANG]
 
 
+def test_late_hosts_of_a_step_may_be_seen_two_seconds_after_its_line_and_no_later():
+    late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, longer_for_s=60.0, since_step=90)
+
+    def said(seen_after_s: float) -> Finding:
+        verdict = Verdict()
+        for at_s, look, step in ((0.0, HOST, 104), (5.0, HOST, 105), (5.0 + seen_after_s, late, 105)):
+            now = Moment(unix_s=at_s, step=step, steady_steps=100, step_s=4.0, newest_step=step)
+            verdict, findings = steady_verdict(verdict, [look], now)
+        return findings[0]
+
+    assert [said(after_s) for after_s in (1.0, 2.0, 2.1)] == [late, late, HOST]
+
+
 def test_what_has_just_begun_is_shown_before_the_next_line_of_the_log():
     began = Finding(kind=Kind.DATA_LOADING, confidence=0.6, gain_ratio=0.3, longer_for_s=2.0)
     verdict, said = Verdict(), []

@@ -52,6 +52,17 @@ def test_idle_gpus_and_waiting_peers_are_one_loss_that_no_rank_causes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("idle", "waits", "said"), [(0.08, 0.13, True), (0.08, 0.11, False), (0.07, 0.5, False)]
+)
+def test_in_a_group_of_four_each_gpu_idles_half_as_long_while_its_host_is_late(
+    idle: float, waits: float, *, said: bool
+) -> None:
+    found = judge_tensor_launches(facts(tensor=4, busy=1 - idle, waits=waits), straggler=None)
+
+    assert (found is not None) == said
+
+
+@pytest.mark.parametrize(
     "changed",
     [
         {"tensor": 1},

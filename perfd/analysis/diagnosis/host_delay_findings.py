@@ -212,7 +212,12 @@ def judge_tensor_launches(facts: JobEvidence, *, straggler: Finding | None) -> F
     waits = [one.wait_ratio for one in facts.communication.dimensions if one.group == "tp"]
     if straggler is not None or (facts.parallel.tp or 1) < 2 or not waits or waits[0] is None:
         return None
-    if not usual or not idle >= THRESHOLDS.idle_ratio or waits[0] < THRESHOLDS.tensor_wait_ratio:
+    if not usual or waits[0] < THRESHOLDS.tensor_wait_ratio:
+        return None
+    # While one host of a group is late its GPU idles, and all others wait: the larger the group, the less.
+    least_idle = THRESHOLDS.idle_ratio * 2 / (facts.parallel.tp or 1)
+    lost = idle + waits[0]
+    if not (idle >= least_idle and lost >= THRESHOLDS.idle_ratio + THRESHOLDS.tensor_wait_ratio):
         return None
     waiting = (
         f"They wait another {percent(waits[0])} in collectives of tensor groups, whose ranks have the same"
@@ -223,7 +228,7 @@ def judge_tensor_launches(facts: JobEvidence, *, straggler: Finding | None) -> F
         confidence=0.6,
         evidence=(f"GPUs run no kernel at all in {percent(idle)} of {facts.activity.when} (NVML).", waiting),
         advice=advice.LAUNCH_LESS,
-        gain_ratio=idle + waits[0],
+        gain_ratio=lost,
     )
 
 

@@ -51,7 +51,7 @@ _AS_MUCH = 0.1
 _OF_PAST = frozenset({Kind.HOST_CONTENTION})
 """They rest on medians over half a minute: even about one rank they are not news at once."""
 _GAP_S = 2.0
-"""How long rounds may miss what they found before and after. Chosen."""
+"""How long rounds may miss what they found before and after, or what is of the newest step. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
@@ -90,8 +90,8 @@ class Verdict:
     """Whether rounds a second and a step apart have found `blamed`."""
     cleared_since: Moment | None = None
     """Since when rounds have another headline than `blamed`; None while they have it."""
-    newest_step: int | None = None
-    """That of the newest round."""
+    newest: Moment = Moment(unix_s=-math.inf, step=None, steady_steps=0)
+    """The first round that had the newest step."""
     steady_steps: int = 0
     """The most that a round since the job began had: slow steps of its start turn out not to be steady."""
 
@@ -111,12 +111,13 @@ def steady_verdict(
     found only for a moment are no longer found, or another cause costs far more; otherwise once others were
     found for some steps and seconds in a row.
     """
-    if now.steady_steps and (now.newest_step or 0) >= (prior.newest_step or 0):
+    if now.steady_steps and (now.newest_step or 0) >= (prior.newest.newest_step or 0):
         now = replace(now, steady_steps=max(now.steady_steps, prior.steady_steps))
     if prior.settled is not None and _shows_nothing_new(prior, found[0], now):
         return prior, _at_front(prior.settled, found)
-    verdict, findings = _verdict(replace(prior, newest_step=now.newest_step), found, now)
-    return replace(verdict, newest_step=now.newest_step, steady_steps=now.steady_steps), findings
+    verdict, findings = _verdict(prior, found, now)
+    newest = prior.newest if now.newest_step == prior.newest.newest_step else now
+    return replace(verdict, newest=newest, steady_steps=now.steady_steps), findings
 
 
 def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
@@ -125,8 +126,11 @@ def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
     Blame is over after some seconds in any case: rows of operations may be that long. What has just begun may
     be seen by GPUs and hosts before the log's next line, and a capture may show why.
     """
-    stands = now.newest_step is not None and now.newest_step == prior.newest_step
-    at_once = head.kind in _AT_ONCE - {Kind.LATE_HOSTS} or bool(head.culprits) or _just_began(head, now)
+    stands = now.newest_step is not None and now.newest_step == prior.newest.newest_step
+    # Samples of GPUs in a step are known a little later than the log's line of it.
+    sampled = head.since_step is not None and now.unix_s - prior.newest.unix_s <= _GAP_S
+    blames = head.kind in _AT_ONCE - (set() if sampled else {Kind.LATE_HOSTS}) or bool(head.culprits)
+    at_once = blames or _just_began(head, now)
     return stands and prior.blamed is None and not (at_once or _shows_why(head, prior.settled))
 
 
@@ -155,7 +159,7 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if prior.blamed is None or over or _has_effect(head, prior.blamed):
         return verdict, findings
     still, otherwise = _found_still(prior.blamed, found)
-    once = still is None and not otherwise and _found_once(prior, prior.blamed)
+    once = still is None and not otherwise and not prior.confirmed and bool(prior.blamed.culprits)
     if once or (still is not None and _far_costlier(head, still)):
         return verdict, findings
     blamed = still or prior.blamed
@@ -311,10 +315,6 @@ def _mixes(settled: Finding, head: Finding) -> bool:
     """Whether a loss was known since it began, and is now a mean over steps with and without it."""
     less = (head.gain_ratio or 0.0) < (settled.gain_ratio or 0.0)
     return settled.since_step is not None and head.since_step is None and less
-
-
-def _found_once(prior: Verdict, blamed: Finding) -> bool:
-    return not prior.confirmed and bool(blamed.culprits)
 
 
 def _has_effect(head: Finding, blamed: Finding) -> bool:
