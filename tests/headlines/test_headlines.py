@@ -388,3 +388,30 @@ def test_a_slow_rank_stays_named_where_lines_of_five_steps_say_how_many_micro_ba
     assert host.named_after_s is not None
     assert not watched.false_blame
     assert watched.flips == 0
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random50")], indirect=True)
+def test_four_tensor_ranks_that_launch_late_in_turn_keep_their_headline_if_each_idles_little(
+    watched: Watched,
+) -> None:
+    assert {look.kind for look in watched.looks} == {"unknown", "launch_bound"}
+    assert watched.flips == 0
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random43")], indirect=True)
+def test_late_hosts_that_samples_show_a_second_after_the_line_of_a_long_step_are_the_headline(
+    watched: Watched,
+) -> None:
+    """Steps of 3.6 s: another line may be the job's last."""
+    (host,) = [one.phase for one in watched.of_phases if one.phase.fault == "host"]
+    assert any(
+        look.kind == "late_hosts" and host.begin_unix_s < look.unix_s < host.end_unix_s
+        for look in watched.looks
+    )
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random51")], indirect=True)
+def test_what_is_said_after_the_last_phase_with_a_truth_is_no_flip(watched: Watched) -> None:
+    """A time limit ended the job four steps after a host became slow."""
+    assert watched.looks[-1].blamed == {2}
+    assert watched.flips == 0
