@@ -365,13 +365,15 @@ def test_the_tier_is_that_of_the_mfu_and_unknown_with_it():
     assert efficiency_of(step_table([8.0] * 8), gpu_infos={}).mfu_tier is None
 
 
-def by_operations(doubt: StepDoubt | None, tensor_active_ratio: float) -> JobSummary:
+def by_operations(doubt: StepDoubt | None, tensor_active_ratio: float, count: int = 8) -> JobSummary:
     """One whose MFU rests on 4e15 FLOPs a step, by steps of NCCL operations: 50.5% of the peak."""
-    steps = step_table([1.0] * 8)
+    steps = step_table([1.0] * count)
     pace = OperationPace(
         communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=100, doubt=doubt
     )
-    gpus = gpu_table(steps, {"tensor_active_ratio": [tensor_active_ratio] * 8, "sm_clock_hz": [1.83e9] * 8})
+    gpus = gpu_table(
+        steps, {"tensor_active_ratio": [tensor_active_ratio] * count, "sm_clock_hz": [1.83e9] * count}
+    )
     return summary_of(
         steps,
         description=replace(DESCRIBED, flops_per_step=4e15),
@@ -409,4 +411,4 @@ def test_an_mfu_above_what_tensor_cores_allow_shows_that_steps_have_parts():
     ("doubt", "jitter"), [(None, 0.0), (StepDoubt.MICRO_BATCHES, None), (StepDoubt.ROUNDS, None)]
 )
 def test_what_may_be_no_steps_has_no_jitter(doubt: StepDoubt | None, jitter: float | None):
-    assert by_operations(doubt, 0.6).step_time_s.jitter_ratio == jitter
+    assert by_operations(doubt, 0.6, 12).step_time_s.jitter_ratio == jitter

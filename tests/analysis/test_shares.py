@@ -104,6 +104,12 @@ def test_compute_without_waiting_is_the_longest_of_all_ranks():
     assert (parts.forward_ratio, parts.backward_ratio) == pytest.approx((0.3, 0.6))
 
 
+@pytest.mark.parametrize(("lines", "known"), [(9, False), (10, True)])
+def test_the_jitter_of_fewer_than_ten_lines_is_unknown(lines, known):
+    steps = step_table([9.0, *([1.0, 1.01] * lines)[:lines]])
+    assert (step_time(steps.step_time_s, steady_rows(steps, ())).jitter_ratio is not None) is known
+
+
 def test_jitter_sees_the_outliers_that_the_median_does_not():
     times = [1.0, 1.01] * 10
     times[5] = 3.0

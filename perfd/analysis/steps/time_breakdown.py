@@ -23,6 +23,8 @@ from perfd.thresholds import THRESHOLDS
 
 _NEAR = 3
 """Steps so far apart are of one pace, unless it changes between them. Chosen."""
+_FEWEST_SCATTERED = 10
+"""Lines from which their scatter is known: of three it may be anything. Chosen."""
 _SYNCHRONISED = frozenset({"batch-generator", "data-iterator"})
 """Megatron's: the batch is copied behind what the GPU still has to do, and timers synchronize the device."""
 
@@ -68,7 +70,8 @@ class StepTime:
     median: float | None = None
     p95: float | None = None
     jitter_ratio: float | None = None
-    """Robust standard deviation of the unmarked steps by their median; None where rows may be no steps."""
+    """Robust standard deviation of the unmarked steps by their median; None of fewer than ten lines, and
+    where these may be no steps."""
     outlier_ratio: float | None = None
     """Outliers among the unmarked steps."""
 
@@ -203,7 +206,7 @@ def step_time(times_s: Floats, steady: SteadySteps) -> StepTime:
     return StepTime(
         median=middle,
         p95=percentile_of(chosen, 95),
-        jitter_ratio=sigma / middle if sigma is not None and middle and len(unmarked) > 1 else None,
+        jitter_ratio=sigma / middle if sigma is not None and middle else None,
         outlier_ratio=outliers / len(unmarked) if len(unmarked) else None,
     )
 
@@ -211,8 +214,8 @@ def step_time(times_s: Floats, steady: SteadySteps) -> StepTime:
 def _jitter_s(times_s: Floats) -> float | None:
     """Scatter around the pace: steps before and after it changed are steady, and differ."""
     sigma = sigma_of(times_s)
-    if sigma is None or len(times_s) <= _NEAR:
-        return sigma
+    if sigma is None or len(times_s) < _FEWEST_SCATTERED:
+        return None
     return min(sigma, near_sigma_of(times_s, _NEAR))
 
 

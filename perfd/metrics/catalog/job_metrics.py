@@ -120,7 +120,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
         "perfd_step_time_jitter_ratio",
         "Spread of step times relative to their median.",
         source=_ANALYSIS,
-        absent=f"{_NO_STEPS} Where NCCL operations show what may be no steps (`steps.doubt`).",
+        absent="With fewer than ten lines, and where operations show what may be no steps (`steps.doubt`).",
     ),
     of_job(
         "perfd_tokens_per_second",
