@@ -9,7 +9,6 @@ import logging
 import resource
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 
 import grpc
@@ -17,12 +16,13 @@ import grpc.aio
 
 from perfd.aggregator.ingest.address_shares import AddressShares, address_of
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential, credential_of_certificate
-from perfd.aggregator.ingest.agent_sessions import AgentSession, AgentSessions
+from perfd.aggregator.ingest.agent_sessions import AgentSessions
+from perfd.aggregator.ingest.agent_stream import AgentStream, Context, write_all
 from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews
 from perfd.aggregator.ingest.server_credentials import ServerCertificates
 from perfd.config import AgentIdentityConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError, RefusedError, WireError
-from perfd.model import Ack, AcknowledgeEach, Hello, NodeMessage
+from perfd.model import AcknowledgeEach, Hello, NodeMessage
 from perfd.net import is_loopback, split_address
 from perfd.wire.convert import decode_agent_message, encode_message
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
@@ -42,39 +42,6 @@ _LAST_WRITE_WITHIN_S = 5.0
 """How long the end of a stream waits for an agent that does not read. Chosen."""
 _REVIEWS_AT_A_TIME = 8
 """By the Kubernetes API server. Chosen, not measured: with 10 ms each, 1,000 agents are reviewed in 1.3 s."""
-_Context = grpc.aio.ServicerContext[bytes, bytes]
-
-
-@dataclass(slots=True)
-class _Stream:
-    number: int
-    context: _Context
-    session: AgentSession
-    every: int
-    """Batches that may wait for their acknowledgment."""
-    messages: deque[bytes] = field(default_factory=deque)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    """There is something to send."""
-    acknowledged: int = 0
-    """What the agent knows to be stored."""
-    repeat: bool = False
-    """The agent sent what it was acknowledged: it missed that."""
-    slow: bool = False
-    """What was received is not stored after a while: the agent should know that it may send more."""
-    over: bool = False
-    """Nothing more is to be sent."""
-    aborted: str | None = None
-    """Why the agent has to open another stream."""
-
-    @property
-    def is_due(self) -> bool:
-        """Whether as many batches are stored as may wait for their acknowledgment."""
-        return self.session.stored_sequence - self.acknowledged >= self.every
-
-    def abort(self, why: str) -> None:
-        """Have the coroutine that writes end the stream: gRPC refuses the status while it sends a message."""
-        self.aborted = why
-        self.changed.set()
 
 
 class TelemetryServer:
@@ -91,9 +58,9 @@ class TelemetryServer:
         tokens = self._identity.kubernetes
         self._reviews = TokenReviews(tokens) if tokens is not None else None
         self._numbers = itertools.count(1)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, AgentStream] = {}
         """By agent."""
-        self._stream_of: dict[str, _Stream] = {}
+        self._stream_of: dict[str, AgentStream] = {}
         """By node."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: grpc.aio.Server | None = None
@@ -189,7 +156,7 @@ class TelemetryServer:
         if (stream := self._stream_of.get(node)) is not None:
             self._put(stream, data)
 
-    def _put(self, stream: _Stream, data: bytes) -> None:
+    def _put(self, stream: AgentStream, data: bytes) -> None:
         if len(stream.messages) >= _MAX_MESSAGES:
             node = stream.session.node
             log.warning("An agent does not read: a capture message was dropped.", extra={"node": node})
@@ -211,8 +178,8 @@ class TelemetryServer:
                     stream.slow = session.stored_sequence < session.received_sequence
                     stream.changed.set()
 
-    async def _connect(self, _requests: object, context: _Context) -> None:
-        stream: _Stream | None = None
+    async def _connect(self, _requests: object, context: Context) -> None:
+        stream: AgentStream | None = None
         address = address_of(context.peer())
         try:
             with self._agents_of.hold(address) as has_room:
@@ -252,7 +219,7 @@ class TelemetryServer:
                 "try again later."
             )
 
-    async def _greet(self, context: _Context) -> _Stream | None:
+    async def _greet(self, context: Context) -> AgentStream | None:
         """Take the Hello; None when the agent has to come back with another identity."""
         credential = await self._credential(context)
         data = await asyncio.wait_for(context.read(), self._sessions.limits.hello_within_s)
@@ -268,7 +235,7 @@ class TelemetryServer:
         if session is None:
             await context.write(encode_message(welcome))
             return None
-        stream = _Stream(
+        stream = AgentStream(
             number,
             context,
             session,
@@ -283,7 +250,7 @@ class TelemetryServer:
         session.connected()
         return stream
 
-    async def _credential(self, context: _Context) -> AgentCredential:
+    async def _credential(self, context: Context) -> AgentCredential:
         if self._reviews is not None:
             shown = dict(context.invocation_metadata() or ()).get("authorization", "")
             try:
@@ -302,7 +269,7 @@ class TelemetryServer:
             )
         return credential
 
-    async def _reviewed(self, reviews: TokenReviews, token: str, context: _Context) -> AgentCredential:
+    async def _reviewed(self, reviews: TokenReviews, token: str, context: Context) -> AgentCredential:
         if (known := reviews.remembered(token)) is not None:
             return known
         address = address_of(context.peer())
@@ -312,8 +279,8 @@ class TelemetryServer:
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._review_threads, reviews.credential, token)
 
-    async def _read_all(self, stream: _Stream) -> None:
-        writer = asyncio.create_task(_write_all(stream))
+    async def _read_all(self, stream: AgentStream) -> None:
+        writer = asyncio.create_task(write_all(stream))
         session = stream.session
         try:
             while isinstance(data := await stream.context.read(), bytes):
@@ -332,7 +299,7 @@ class TelemetryServer:
             await asyncio.wait([writer], timeout=_LAST_WRITE_WITHIN_S)
             writer.cancel()
 
-    async def _take(self, stream: _Stream, data: bytes) -> bool:
+    async def _take(self, stream: AgentStream, data: bytes) -> bool:
         if len(data) <= self._sessions.limits.large_message_bytes:
             return await stream.session.take(data)
         address = address_of(stream.context.peer())
@@ -356,32 +323,10 @@ class TelemetryServer:
             if stream is not None and stream.is_due:
                 stream.changed.set()
 
-    def _leave(self, stream: _Stream) -> None:
+    def _leave(self, stream: AgentStream) -> None:
         newest = self._streams.get(stream.session.agent_id) is stream
         if newest:
             del self._streams[stream.session.agent_id]
         if self._stream_of.get(stream.session.node) is stream:
             del self._stream_of[stream.session.node]
         stream.session.close(newest=newest)
-
-
-async def _write_all(stream: _Stream) -> None:
-    """Send what waits until the stream is over; one acknowledgement covers all batches stored by then."""
-    session, context = stream.session, stream.context
-    received = session.received_sequence
-    # The reader notices a stream that broke.
-    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
-        while True:
-            await stream.changed.wait()
-            stream.changed.clear()
-            if stream.aborted is not None:
-                await context.abort(grpc.StatusCode.ABORTED, stream.aborted)
-            if stream.over:
-                return
-            while stream.messages:
-                await context.write(stream.messages.popleft())
-            stored, taken = session.stored_sequence, session.received_sequence
-            if stored > stream.acknowledged or stream.repeat or (stream.slow and taken > received):
-                stream.repeat = stream.slow = False
-                stream.acknowledged, received = stored, taken
-                await context.write(encode_message(Ack(sequence=stored, received_sequence=taken)))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 from perfd.aggregator.audit import Refusal
 from perfd.aggregator.failures import Part
@@ -15,6 +13,7 @@ from perfd.aggregator.history import HistoryStore, Statement, agent_row, job_row
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
 from perfd.aggregator.ingest.agent_greeting import MAX_SEQUENCE, greet
 from perfd.aggregator.ingest.agent_sessions import AgentEvents, AgentSession
+from perfd.aggregator.ingest.ingest_session import IngestSession
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.partition import Partition
@@ -33,8 +32,6 @@ from perfd.model import (
     Record,
     Welcome,
 )
-from perfd.wire.convert import decode_agent_message
-from perfd.wire.sample_tables import TableReader
 
 log = logging.getLogger(__name__)
 _SLICE_RECORDS = 1_000
@@ -82,7 +79,7 @@ class Ingest:
     ) -> tuple[AgentSession | None, Welcome]:
         """See `AgentSessions`."""
         agent, welcome = self.hello(hello, number, credential)
-        return (None if agent is None else _Session(self, agent, number, changed)), welcome
+        return (None if agent is None else IngestSession(self, agent, number, changed)), welcome
 
     def close(self) -> None:
         """See `AgentSessions`."""
@@ -347,54 +344,3 @@ class Ingest:
             return statements
         self._state.counters.rejected["history_bytes_per_agent_and_day"] += len(statements)
         return []
-
-
-class _Session:
-    """See `AgentSession`."""
-
-    def __init__(self, intake: Ingest, agent: AgentState, number: int, stored: Callable[[], None]) -> None:
-        self._intake = intake
-        self._agent = agent
-        self._number = number
-        self._stored = stored
-        self._tables = TableReader()
-        self.agent_id = agent.agent_id
-
-    @property
-    def node(self) -> str:
-        return self._agent.node
-
-    @property
-    def stored_sequence(self) -> int:
-        return self._agent.stored_sequence
-
-    @property
-    def received_sequence(self) -> int:
-        return self._agent.last_sequence
-
-    @property
-    def current(self) -> bool:
-        return self._agent.stream == self._number
-
-    @property
-    def has_to_resend(self) -> bool:
-        return self._intake.unkept(self._agent)
-
-    def connected(self) -> None:
-        self._intake.events.agent_connected(self.node)
-
-    async def take(self, data: bytes) -> bool:
-        if len(data) <= self._intake.limits.large_message_bytes:
-            return self._take(data)
-        return await asyncio.get_running_loop().run_in_executor(self._intake.large, self._take, data)
-
-    def _take(self, data: bytes) -> bool:
-        before = self._agent.stored_sequence
-        decode = partial(decode_agent_message, data, self._tables.decode)
-        sequence = self._intake.take(self._agent, decode, self._stored)
-        return sequence is not None and 0 < sequence <= before
-
-    def close(self, *, newest: bool) -> None:
-        self._intake.left(self._agent, self._number)
-        if newest:
-            self._intake.events.agent_gone(self.node)
