@@ -94,6 +94,9 @@ class KeptBatches:
 class GatewaySessions:
     """`AgentSessions` for one connection to NATS at a time; all methods run in one event loop."""
 
+    take_together = None
+    """See `AgentSessions`."""
+
     def __init__(
         self,
         config: NatsGatewayConfig,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -279,8 +279,26 @@ def decode_agent_message(data: bytes, tables: _DecodeTable = decode_table) -> Ag
 
     Raises `BatchError`, with the sequence, when only the records of a batch are invalid or too many.
     """
-    check_record_count(data)
-    return cast("AgentMessage | None", from_wire(parse(pb.AgentMessage, data), tables))
+    return AgentEnvelope(data).decode(tables)
+
+
+class AgentEnvelope:
+    """An agent's message, parsed but for its tables; raises as `decode_agent_message`."""
+
+    __slots__ = ("_envelope",)
+
+    def __init__(self, data: bytes) -> None:
+        check_record_count(data)
+        self._envelope = parse(pb.AgentMessage, data)
+
+    @property
+    def tables(self) -> Sequence[bytes]:
+        """The tables of its batch, if it is one, in order."""
+        return self._envelope.batch.samples
+
+    def decode(self, tables: _DecodeTable) -> AgentMessage | None:
+        """The message; `tables` is called with each table, in order."""
+        return cast("AgentMessage | None", from_wire(self._envelope, tables))
 
 
 def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:

@@ -104,8 +104,8 @@ def decode_table(data: bytes) -> SampleTable:
     return _table(scope, entities, tuple(blocks), message.times_unix_ns, b"".join(blocks.values()))
 
 
-@dataclass(frozen=True, slots=True, weakref_slot=True)
-class _Form:
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class TableForm:
     """What tables that differ only in their numbers have in common."""
 
     scope: Scope
@@ -114,6 +114,8 @@ class _Form:
     layout: Struct
     """Bytes around the numbers, times, bytes, values of a column, bytes, values, ... bytes."""
     around: tuple[bytes, ...]
+    number_spans: tuple[tuple[int, int], ...]
+    """Where the numbers are, from and to which byte: the times, then the values of each column."""
 
     def read(self, data: bytes) -> SampleTable | None:
         """The table in `data`; None if it differs in more than its numbers."""
@@ -125,7 +127,7 @@ class _Form:
         return _table(self.scope, self.entities, self.metrics, parts[1], b"".join(parts[3::2]))
 
 
-_SHARED: WeakValueDictionary[tuple[bytes, ...], _Form] = WeakValueDictionary()
+_SHARED: WeakValueDictionary[tuple[bytes, ...], TableForm] = WeakValueDictionary()
 """The nodes of a fleet send similar tables."""
 
 
@@ -139,8 +141,15 @@ class TableReader:
     __slots__ = "_forms", "_until_learning"
 
     def __init__(self) -> None:
-        self._forms: list[_Form] = []
+        self._forms: list[TableForm] = []
         self._until_learning = 0
+
+    def form_of_size(self, size_bytes: int) -> TableForm | None:
+        """The form that a table of a size may have."""
+        for form in self._forms:
+            if form.layout.size == size_bytes:
+                return form
+        return None
 
     def decode(self, data: bytes) -> SampleTable:
         """The table in `data`; raises as `decode_table` does."""
@@ -157,7 +166,7 @@ class TableReader:
         return table
 
 
-def _form_of(data: bytes, table: SampleTable) -> _Form | None:
+def _form_of(data: bytes, table: SampleTable) -> TableForm | None:
     """The form of a table that was decoded; None if it has no numbers or is written in an unusual order."""
     columns = table.columns
     if len(data) > _MAX_FORM_BYTES or not table.times_unix_ns or not isinstance(columns, ColumnBlock):
@@ -175,7 +184,7 @@ def _form_of(data: bytes, table: SampleTable) -> _Form | None:
         end = stop
     struct = Struct(f"{layout}{len(data) - end}s")
     around = struct.unpack(data)[::2]
-    form = _Form(table.scope, tuple(table.entities), columns.names, struct, around)
+    form = TableForm(table.scope, tuple(table.entities), columns.names, struct, around, tuple(spans))
     return _SHARED.setdefault(around, form)
 
 

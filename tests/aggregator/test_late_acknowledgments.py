@@ -11,13 +11,19 @@ from perfd.agent.collection.batcher import Batcher
 from perfd.agent.spool.spool import Spool
 from perfd.agent.uplink.grpc_uplink import GrpcUplink
 from perfd.aggregator import Aggregator
-from perfd.aggregator.ingest import grpc_server
+from perfd.aggregator.ingest import grpc_server, waiting_messages
 from perfd.clock import SystemClock
 from perfd.config import HistoryConfig, UplinkConfig
 from perfd.model import AcknowledgeEach, Batch
 from tests.support.fake_agent import FakeAgent
 
 _NEVER_S = 3600.0
+
+
+@pytest.fixture(params=["few agents", "many agents"], autouse=True)
+def batches_wait_for_others(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "many agents":
+        monkeypatch.setattr(waiting_messages, "FEWEST_AGENTS", 0)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from perfd.aggregator.ingest.agent_credential import AgentCredential
@@ -48,6 +48,11 @@ class AgentSession(Protocol):
         """The stream has ended; `newest` if the agent has no newer one."""
 
 
+TakeTogether = Callable[[Sequence[tuple[AgentSession, bytes]]], Sequence[bool | RefusedError]]
+"""Takes small messages of its sessions, in order. It returns of each whether it is a batch that was stored
+before, or why its stream has to end."""
+
+
 class AgentSessions(Protocol):
     """Opens sessions, and counts what the server refuses."""
 
@@ -62,6 +67,10 @@ class AgentSessions(Protocol):
 
         `changed` is called, from any thread, when more is stored. Raises as `Ingest.hello`.
         """
+
+    @property
+    def take_together(self) -> TakeTogether | None:
+        """None where a session waits for others before it has taken a message."""
 
     def malformed(self) -> None:
         """Count a message that could not be understood."""

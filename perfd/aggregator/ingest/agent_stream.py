@@ -38,7 +38,7 @@ class AgentStream:
     """What was received is not stored after a while: the agent should know that it may send more."""
     over: bool = False
     """Nothing more is to be sent."""
-    aborted: str | None = None
+    aborted: tuple[grpc.StatusCode, str] | None = None
     """Why the agent has to open another stream."""
 
     @property
@@ -46,10 +46,16 @@ class AgentStream:
         """Whether as many batches are stored as may wait for their acknowledgment."""
         return self.session.stored_sequence - self.acknowledged >= self.every
 
-    def abort(self, why: str) -> None:
+    def abort(self, why: str, code: grpc.StatusCode = grpc.StatusCode.ABORTED) -> None:
         """Have the coroutine that writes end the stream: gRPC refuses the status while it sends a message."""
-        self.aborted = why
+        self.aborted = code, why
         self.changed.set()
+
+    def taken(self, *, repeat: bool) -> None:
+        """Note that a message was taken, and whether it is a batch that was stored before."""
+        self.repeat |= repeat
+        if self.repeat or self.is_due:
+            self.changed.set()
 
 
 async def write_all(stream: AgentStream) -> None:
@@ -62,7 +68,7 @@ async def write_all(stream: AgentStream) -> None:
             await stream.changed.wait()
             stream.changed.clear()
             if stream.aborted is not None:
-                await context.abort(grpc.StatusCode.ABORTED, stream.aborted)
+                await context.abort(*stream.aborted)
             if stream.over:
                 return
             while stream.messages:

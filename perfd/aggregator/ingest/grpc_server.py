@@ -14,12 +14,14 @@ from functools import partial
 import grpc
 import grpc.aio
 
+from perfd.aggregator.ingest import waiting_messages
 from perfd.aggregator.ingest.address_shares import AddressShares, address_of
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential, credential_of_certificate
 from perfd.aggregator.ingest.agent_sessions import AgentSessions
 from perfd.aggregator.ingest.agent_stream import AgentStream, Context, write_all
 from perfd.aggregator.ingest.kubernetes_tokens import TokenReviews
 from perfd.aggregator.ingest.server_credentials import ServerCertificates
+from perfd.aggregator.ingest.waiting_messages import WaitingMessages
 from perfd.config import AgentIdentityConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError, RefusedError, WireError
 from perfd.model import AcknowledgeEach, Hello, NodeMessage
@@ -68,6 +70,7 @@ class TelemetryServer:
         self._stored_of: deque[str] = deque()
         """Agents of which something was stored."""
         self._waking = False
+        self._waiting = WaitingMessages(sessions)
         self._warned: set[str] = set()
         """Addresses that had their share, logged once."""
         limits = sessions.limits
@@ -136,6 +139,7 @@ class TelemetryServer:
         """Close all streams; agents will come back later."""
         if self._watch is not None:
             self._watch.cancel()
+        self._waiting.take()
         self._sessions.close()
         self._review_threads.shutdown(wait=False, cancel_futures=True)
         if self._server is not None:
@@ -229,6 +233,8 @@ class TelemetryServer:
         if not isinstance(hello, Hello):
             raise WireError("The first message of a stream must be a Hello.")
         number = next(self._numbers)
+        # The Welcome says what was received.
+        self._waiting.take()
         session, welcome = await self._sessions.open(
             hello, number, credential, partial(self._stored, hello.agent_id)
         )
@@ -287,12 +293,18 @@ class TelemetryServer:
                 if not session.current:
                     return
                 if data == _ACKNOWLEDGE_EACH:
+                    self._waiting.take()
                     stream.every = 1
+                    stream.taken(repeat=False)
+                elif len(self._streams) >= waiting_messages.FEWEST_AGENTS and self._waiting.may_wait(
+                    stream, data
+                ):
+                    self._waiting.add(stream, data)
                 else:
-                    stream.repeat |= await self._take(stream, data)
-                if stream.repeat or stream.is_due:
-                    stream.changed.set()
+                    self._waiting.take()
+                    stream.taken(repeat=await self._take(stream, data))
         finally:
+            self._waiting.take()
             # The status comes after the last message.
             stream.over = True
             stream.changed.set()

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 from perfd.aggregator.audit import Refusal
 from perfd.aggregator.failures import Part
@@ -14,6 +15,7 @@ from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
 from perfd.aggregator.ingest.agent_greeting import MAX_SEQUENCE, greet
 from perfd.aggregator.ingest.agent_sessions import AgentEvents, AgentSession
 from perfd.aggregator.ingest.ingest_session import IngestSession
+from perfd.aggregator.ingest.table_groups import decoders
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.partition import Partition
@@ -80,6 +82,18 @@ class Ingest:
         """See `AgentSessions`."""
         agent, welcome = self.hello(hello, number, credential)
         return (None if agent is None else IngestSession(self, agent, number, changed)), welcome
+
+    def take_together(self, messages: Sequence[tuple[AgentSession, bytes]]) -> list[bool | RefusedError]:
+        """See `AgentSessions`."""
+        own = [(cast("IngestSession", session), data) for session, data in messages]
+        decode = decoders([(session.tables, data) for session, data in own])
+        outcomes: list[bool | RefusedError] = []
+        for (session, _), decode_one in zip(own, decode, strict=True):
+            try:
+                outcomes.append(session.take_decoded(decode_one))
+            except RefusedError as error:
+                outcomes.append(error)
+        return outcomes
 
     def close(self) -> None:
         """See `AgentSessions`."""

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from perfd.aggregator.state import AgentState
+from perfd.model import AgentMessage
 from perfd.wire.convert import decode_agent_message
 from perfd.wire.sample_tables import TableReader
 
@@ -23,7 +24,7 @@ class IngestSession:
         self._agent = agent
         self._number = number
         self._stored = stored
-        self._tables = TableReader()
+        self.tables = TableReader()
         self.agent_id = agent.agent_id
 
     @property
@@ -55,8 +56,11 @@ class IngestSession:
         return await asyncio.get_running_loop().run_in_executor(self._intake.large, self._take, data)
 
     def _take(self, data: bytes) -> bool:
+        return self.take_decoded(partial(decode_agent_message, data, self.tables.decode))
+
+    def take_decoded(self, decode: Callable[[], AgentMessage | None]) -> bool:
+        """Take what `decode` returns; whether it is a batch that was stored before. Raises `RefusedError`."""
         before = self._agent.stored_sequence
-        decode = partial(decode_agent_message, data, self._tables.decode)
         sequence = self._intake.take(self._agent, decode, self._stored)
         return sequence is not None and 0 < sequence <= before
 

@@ -2,6 +2,7 @@
 
 from perfd.aggregator.state.agent_registry import AgentState
 from perfd.aggregator.state.aggregator_state import AggregatorState
+from perfd.aggregator.state.alike_tables import alike_tables
 from perfd.aggregator.state.batch_repeats import BatchVerdict
 from perfd.aggregator.state.derived_numbers import Derived, JobNumbers, StateKey, job_data, state_key
 from perfd.aggregator.state.durable_records import Durable
@@ -20,6 +21,7 @@ __all__ = [
     "JobNumbers",
     "NodeState",
     "StateKey",
+    "alike_tables",
     "all_compute",
     "gpu_owners",
     "job_data",

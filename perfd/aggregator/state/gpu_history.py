@@ -104,6 +104,25 @@ class GpuHistory:
         self._newest_ns, self._rows = newest_ns, end
         return True
 
+    def add(self, times_ns: Sequence[int], kept: Floats32) -> bool:
+        """Add a whole table, `kept` as GPUs by the metrics that are stored, if it is the next instant.
+
+        False, and it is not added, where it is not.
+        """
+        time_ns = times_ns[0]
+        if (
+            time_ns < self._newest_ns
+            or abs(times_ns[-1] - time_ns) > _SAME_INSTANT_NS
+            or self._shape != self.layout.shape
+        ):
+            return False
+        if self._rows == len(self._times_ns):
+            self._make_room()
+        row = self._rows
+        self._data[row], self._times_ns[row] = kept, time_ns
+        self._newest_ns, self._rows = time_ns, row + 1
+        return True
+
     def since(self, time_unix_s: float) -> tuple[Floats, Floats32]:
         """Instants from `time_unix_s` on, in order, and their (t, gpu, metric) values; copies."""
         times_unix_s, data = self.window(time_unix_s)

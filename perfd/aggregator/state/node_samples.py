@@ -11,14 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.alike_tables import HISTORY_COLUMNS, AlikeBlock
 from perfd.aggregator.state.gpu_history import GpuHistory
 from perfd.aggregator.state.table_layout import Layout, TableLayout
 from perfd.analysis.data.job_data import Floats
-from perfd.model import ColumnBlock, GpuColumn, SampleTable, Scope
-
-_HISTORY_COLUMNS = frozenset(column.value for column in GpuColumn)
-"""The columns that analysis and charts read; of all others only the newest value is kept."""
-
+from perfd.model import ColumnBlock, SampleTable, Scope
 
 _MOST_WAITING = 8
 """Tables of a scope: some 25 kB of a node with 8 GPUs. As a round reads all every 5 s, usually 5 wait."""
@@ -87,7 +84,7 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
         """The newest time of the tables of GPUs that wait."""
         self._gpu_history = GpuHistory(
             self._new_layout(),
-            _HISTORY_COLUMNS,
+            HISTORY_COLUMNS,
             seconds=limits.gpu_history_s,
             rows=limits.gpu_history_rows,
         )
@@ -126,17 +123,19 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
         scope, columns = table.scope, table.columns
         alike = self._alike.get(scope)
         # Tables of one form share the tuples of their names.
-        if (
-            alike is not None
-            and alike.entities is table.entities
-            and isinstance(columns, ColumnBlock)
-            and alike.columns is columns.names
-        ):
-            waiting = self._waiting.setdefault(scope, [])
-            waiting.append((table, now_s))
+        if alike is None or alike.entities is not table.entities:
+            pass
+        elif isinstance(columns, AlikeBlock):
+            if alike.columns is columns.names:
+                self._take_alike(table, columns, alike.plan, now_s)
+                return False
+        elif isinstance(columns, ColumnBlock) and alike.columns is columns.names:
             self._counters.samples += len(columns.block) // _VALUE_BYTES
             if scope is Scope.GPU:
                 self.gpu_tables += 1
+            waiting = self._waiting.setdefault(scope, [])
+            waiting.append((table, now_s))
+            if scope is Scope.GPU:
                 self._waiting_until_ns = max(self._waiting_until_ns, table.times_unix_ns[-1])
             if len(waiting) >= _MOST_WAITING:
                 self._settle(scope)
@@ -169,6 +168,20 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
         else:
             self._alike.pop(scope, None)
         return layout.shape != shape
+
+    def _take_alike(self, table: SampleTable, columns: AlikeBlock, plan: TableLayout, now_s: float) -> None:
+        """Take a table like the one before that was read together with those of other nodes."""
+        scope, values = table.scope, columns.numbers
+        if self._waiting.get(scope):
+            self._settle(scope)
+        self._counters.samples += values.size
+        samples = self._of_scope[scope]
+        if not (columns.all_known and samples.renew(values, now_s)):
+            samples.update(plan, values, now_s)
+        if scope is Scope.GPU:
+            self.gpu_tables += 1
+            if not self._gpu_history.add(table.times_unix_ns, columns.kept):
+                self._gpu_history.append(plan, table.times_unix_ns, values)
 
     def _settle(self, scope: Scope) -> None:
         """Take the tables that wait: together if each has all values and all came in order."""
@@ -229,6 +242,15 @@ class NodeSamples:
         else:
             self._put(slice(None), values, now_s)
         self._newest_s = max(self._newest_s, now_s)
+
+    def renew(self, values: Floats, now_s: float) -> bool:
+        """Take a table that has a value for every metric; False, and it is not taken, if it is not newer."""
+        if now_s <= self._newest_s:
+            return False
+        self._period_s = now_s - self._seen_s
+        self._seen_s = self._newest_s = now_s
+        self.values = values
+        return True
 
     def replace(self, arrived_s: Sequence[float], values: Floats) -> bool:
         """Take tables that have a value for every metric, of which the last has `values`, if each is newer.
