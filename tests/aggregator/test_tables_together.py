@@ -155,6 +155,18 @@ def test_tables_of_a_form_are_read_at_once():
         np.testing.assert_equal(read.columns.kept[:, 0], [batch.sequence, batch.sequence + 10])
 
 
+@pytest.mark.parametrize("names", [(), _NAMES[:1]])
+@pytest.mark.parametrize("rows", [(), _GPUS])
+def test_tables_without_columns_or_rows_are_read_as_any_other(names, rows):
+    reader = TableReader()
+    sent = table(1, [1.0] * len(names), names=names, rows=rows)
+    data = encode_message(Batch(sequence=1, sent_unix_ns=5, records=[sent]))
+    decode_agent_message(data, reader.decode)
+    for decode in decoders([(reader, data)] * 8):
+        (read,) = decode().records
+        assert (read.entities, list(read.columns)) == (rows, list(names))
+
+
 def test_what_is_malformed_fails_in_its_own_turn():
     reader = TableReader()
     good = encode_message(Batch(sequence=1, sent_unix_ns=5, records=[table(1, [1.0, 2.0, 3.0])]))

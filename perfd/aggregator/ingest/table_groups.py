@@ -53,7 +53,8 @@ def _read(readers: Sequence[TableReader], tables: Sequence[bytes]) -> list[Sampl
     read: list[SampleTable | None] = [None] * len(tables)
     alike: dict[TableForm, list[int]] = {}
     for place, (reader, data) in enumerate(zip(readers, tables, strict=True)):
-        if (form := reader.form_of_size(len(data))) is not None:
+        # A table without columns has no numbers to read at once.
+        if (form := reader.form_of_size(len(data))) is not None and form.metrics:
             alike.setdefault(form, []).append(place)
     for form, places in alike.items():
         if len(places) >= _FEWEST:
