@@ -91,7 +91,6 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     straggler_wait_ratio: float
     straggler_wait_without_steps_ratio: float
     straggler_certain_wait_ratio: float
-    straggler_gain_ratio: float
     straggler_share_ratio: float
     straggler_persistence_ratio: float
     straggler_block_persistence_ratio: float

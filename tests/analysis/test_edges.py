@@ -162,7 +162,7 @@ def test_where_operations_of_a_rank_were_lost_one_that_is_late_with_it_may_be_un
     [
         ({"last_ratio": 0.6}, {"last_ratio": 0.59}),
         ({"persistence_ratio": 0.9}, {"persistence_ratio": 0.89}),
-        ({"gain_ratio": 0.04}, {"gain_ratio": 0.039}),
+        ({"gain_ratio": 0.03}, {"gain_ratio": 0.029}),
         # Five times its standard error.
         ({"gain_error_ratio": 0.02}, {"gain_error_ratio": 0.0201}),
     ],

@@ -272,7 +272,11 @@ def late(
     Before `steps_known`, operations of one size count as a step each. With `inner_groups` ranks may be late
     because of others that are late with them.
     """
-    least_ratio = 0.04 if steps_known else THRESHOLDS.straggler_wait_without_steps_ratio
+    least_ratio = (
+        THRESHOLDS.straggler_certain_wait_ratio
+        if steps_known
+        else THRESHOLDS.straggler_wait_without_steps_ratio
+    )
     costly = [rank for rank in ranks if _persistent(rank) and _costly(rank, least_ratio)]
     if not costly:
         return _alike(ranks, least_ratio)

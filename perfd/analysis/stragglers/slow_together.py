@@ -29,7 +29,11 @@ def slow_together(
     `late` are all that are, by however little. With `inner_groups` (pipelines, tensor or context groups) one
     that is late alone may be so with another one, or with one of its ranks.
     """
-    least = THRESHOLDS.straggler_gain_ratio if steps_known else THRESHOLDS.straggler_wait_without_steps_ratio
+    least = (
+        THRESHOLDS.straggler_certain_wait_ratio
+        if steps_known
+        else THRESHOLDS.straggler_wait_without_steps_ratio
+    )
     if not late:
         return None
     ordered = sorted(late, key=lambda one: one.waits_ratio)
