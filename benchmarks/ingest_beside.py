@@ -32,7 +32,7 @@ from benchmarks.fleet_agents import batch, connected, kind_of
 from perfd.exporters.remote_write import FrameEncoder
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import Batch, SampleTable, Scope
-from perfd.wire.convert import decode_agent_message
+from perfd.wire.agent_messages import decode_agent_message
 from tests.support.services import Service, prometheus, victoria_metrics
 
 SCHEMA = "perfd.bench.ingest_beside/1"

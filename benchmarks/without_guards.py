@@ -14,7 +14,7 @@ from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.jobs import job_state
 from perfd.aggregator.state import fleet
 from perfd.cli import main
-from perfd.wire import convert
+from perfd.wire import agent_messages
 
 
 def _unbounded(record: Any, *_: object) -> Any:  # noqa: ANN401  (any record)
@@ -36,6 +36,6 @@ def _keep_at_once(
 
 if __name__ == "__main__":
     fleet.bounded = job_state.bounded = _unbounded
-    convert._check_record_count = lambda _: None  # noqa: SLF001
+    agent_messages.check_record_count = lambda _: None
     Ingest._keep = _keep_at_once  # type: ignore[method-assign]  # noqa: SLF001
     sys.exit(main())

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from perfd.errors import SandboxError
 from perfd.model import Batch, Record
-from perfd.wire import convert
+from perfd.wire import agent_messages, convert
 
 
 def encode_records(records: Iterable[Record]) -> bytes:
@@ -19,7 +19,7 @@ def encode_records(records: Iterable[Record]) -> bytes:
 
 def decode_records(answer: bytes) -> Sequence[Record]:
     """In the agent; raises `SandboxError` for an answer that has no records."""
-    batch = convert.decode_agent_message(answer)
+    batch = agent_messages.decode_agent_message(answer)
     if not isinstance(batch, Batch):
         raise SandboxError("The process that reads users' files without rights answered with something else.")
     return batch.records

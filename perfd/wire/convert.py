@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -26,18 +26,14 @@ from google.protobuf.message import DecodeError, Message
 from perfd import model
 from perfd.errors import BatchError, WireError
 from perfd.model import AgentMessage, AggregatorMessage, Batch, Record, SampleTable
-from perfd.protobuf_encoding import BYTES, VARINT, read_tag, read_varint, skip_value, varint
+from perfd.protobuf_encoding import BYTES, varint
 from perfd.wire.sample_tables import TooLongError, UnknownKindError, decode_table, encode_table, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)
 
-MAX_RECORDS = 100_000
-"""In a batch: as many as an agent has pending at most."""
-_UNCOUNTED_BYTES = 64 * 1024
-"""Messages up to this size are decoded as they are: 32,768 empty records fit."""
-_BATCH, _SEQUENCE, _SAMPLES, _RECORD = 2, 1, 3, 4
-"""Fields of an `AgentMessage` and a `Batch` (telemetry.proto)."""
+BATCH_FIELD = 2
+"""Of an `AgentMessage` (telemetry.proto)."""
 _MAX_TEXT_CHARS = 4_096
 """Of a text in a record, such as an event's message: what is longer is cut. Chosen."""
 _MAX_ENTRIES, _MAX_ENTRIES_CHARS = 2_048, 262_144
@@ -234,7 +230,7 @@ _ENVELOPES = {kind: _structs(kind, "message") for kind in (pb.AgentMessage, pb.A
 HELLO = _ENVELOPES[pb.AgentMessage]["hello"]
 _RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
 _PLACE = {one.kind: (kind, field) for kind, structs in _ENVELOPES.items() for field, one in structs.items()}
-_DecodeTable = Callable[[bytes], SampleTable]
+DecodeTable = Callable[[bytes], SampleTable]
 _Message = AgentMessage | AggregatorMessage
 _Envelope = pb.AgentMessage | pb.AggregatorMessage
 
@@ -248,7 +244,7 @@ def to_wire(message: _Message) -> _Envelope:
         raise WireError(f"A {type(message).__name__} cannot be sent: {error}.") from error
 
 
-def from_wire(envelope: _Envelope, tables: _DecodeTable = decode_table) -> _Message | None:
+def from_wire(envelope: _Envelope, tables: DecodeTable = decode_table) -> _Message | None:
     """The message in an envelope, its tables decoded by `tables`; None for a kind from a newer peer."""
     field = envelope.WhichOneof("message")
     if field is None:
@@ -270,35 +266,8 @@ def encode_message(message: _Message, encoded: Iterable[bytes] = ()) -> bytes:
     """The bytes of `message` in its envelope; raises `WireError`. `encoded` is as in `batch_bytes`."""
     if isinstance(message, Batch):
         data = batch_bytes(message, encoded)
-        return varint(_BATCH << 3 | BYTES) + varint(len(data)) + data
+        return varint(BATCH_FIELD << 3 | BYTES) + varint(len(data)) + data
     return to_wire(message).SerializeToString()
-
-
-def decode_agent_message(data: bytes, tables: _DecodeTable = decode_table) -> AgentMessage | None:
-    """An agent's message, its tables decoded by `tables`; None for an unknown kind, from a newer agent.
-
-    Raises `BatchError`, with the sequence, when only the records of a batch are invalid or too many.
-    """
-    return AgentEnvelope(data).decode(tables)
-
-
-class AgentEnvelope:
-    """An agent's message, parsed but for its tables; raises as `decode_agent_message`."""
-
-    __slots__ = ("_envelope",)
-
-    def __init__(self, data: bytes) -> None:
-        check_record_count(data)
-        self._envelope = parse(pb.AgentMessage, data)
-
-    @property
-    def tables(self) -> Sequence[bytes]:
-        """The tables of its batch, if it is one, in order."""
-        return self._envelope.batch.samples
-
-    def decode(self, tables: _DecodeTable) -> AgentMessage | None:
-        """The message; `tables` is called with each table, in order."""
-        return cast("AgentMessage | None", from_wire(self._envelope, tables))
 
 
 def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
@@ -332,44 +301,6 @@ def encode_records(records: Iterable[Record]) -> tuple[list[tuple[Record, bytes]
     return encoded, refused
 
 
-def check_record_count(agent_message: bytes) -> None:
-    """Raise `BatchError` when a message holds a batch of more records than an agent sends at once.
-
-    An empty record takes two bytes of a message, and a hundred times as much when it is decoded. Raises
-    `WireError` for fields that cannot be skipped.
-    """
-    if len(agent_message) <= _UNCOUNTED_BYTES:
-        return
-    records = position = 0
-    try:
-        while position < len(agent_message):
-            # Protobuf merges a batch that is there twice, and skips fields that it does not know.
-            field, wire_type, position = read_tag(agent_message, position)
-            end = skip_value(agent_message, wire_type, position)
-            if field == _BATCH and wire_type == BYTES:
-                _, position = read_varint(agent_message, position)
-                records = _counted(agent_message, position, end, records)
-            position = end
-    except IndexError:
-        return  # It ends too early, which decoding it says in words.
-    except ValueError as error:
-        raise WireError(str(error)) from error
-
-
-def _counted(data: bytes, position: int, end: int, records: int) -> int:
-    """`records` and those of the batch from `position` to `end`."""
-    sequence = 0
-    while position < end:
-        field, wire_type, position = read_tag(data, position)
-        if wire_type == VARINT and field == _SEQUENCE:
-            sequence, _ = read_varint(data, position)
-        position = skip_value(data, wire_type, position)
-        records += wire_type == BYTES and field in {_SAMPLES, _RECORD}
-        if records > MAX_RECORDS:
-            raise BatchError(f"A batch holds more than {MAX_RECORDS} records.", sequence=sequence)
-    return records
-
-
 def batch_bytes(batch: Batch, encoded: Iterable[bytes] = ()) -> bytes:
     """A batch without envelope; `encoded` records by `encode_record` follow its own. Raises `WireError`."""
     sent, dropped = batch.sent_unix_ns, batch.dropped_records
@@ -380,7 +311,7 @@ def batch_bytes(batch: Batch, encoded: Iterable[bytes] = ()) -> bytes:
     return b"".join((head.SerializeToString(), *map(encode_record, batch.records), *encoded))
 
 
-def batch_from_wire(message: pb.Batch, tables: _DecodeTable) -> Batch:
+def batch_from_wire(message: pb.Batch, tables: DecodeTable) -> Batch:
     """The batch in a message, its tables decoded by `tables`; raises `WireError`."""
     records: list[Record] = []
     unknown, cut = 0, defaultdict[str, int](int)

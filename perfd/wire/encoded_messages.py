@@ -14,14 +14,8 @@ from google.protobuf.proto import parse_length_prefixed
 from perfd.errors import WireError
 from perfd.model import AgentMessage, Batch, Hello
 from perfd.protobuf_encoding import varint
-from perfd.wire.convert import (
-    HELLO,
-    batch_bytes,
-    batch_from_wire,
-    check_record_count,
-    from_wire,
-    parse,
-)
+from perfd.wire.agent_messages import check_record_count
+from perfd.wire.convert import HELLO, batch_bytes, batch_from_wire, from_wire, parse
 from perfd.wire.sample_tables import decode_table
 from perfd.wire.v1 import telemetry_pb2 as pb
 

@@ -11,7 +11,7 @@ from perfd.agent.collection.batcher import Batcher
 from perfd.agent.spool.spool import Spool
 from perfd.errors import RecordingError
 from perfd.model import Batch, Record, SampleTable, TrainingStep
-from perfd.wire import convert
+from perfd.wire import agent_messages
 
 
 @pytest.fixture
@@ -22,7 +22,9 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 
 def batches(spool: Spool) -> list[Batch]:
-    found = [convert.decode_agent_message(stored.payload) for stored in spool.read_after(0, limit=1000)]
+    found = [
+        agent_messages.decode_agent_message(stored.payload) for stored in spool.read_after(0, limit=1000)
+    ]
     assert all(isinstance(batch, Batch) for batch in found)
     return found  # type: ignore[return-value]
 

@@ -19,7 +19,8 @@ from perfd.model import (
     TimingSource,
     TrainingStep,
 )
-from perfd.wire.convert import MAX_RECORDS, encode_message
+from perfd.wire.agent_messages import MAX_RECORDS
+from perfd.wire.convert import encode_message
 from perfd.wire.v1 import telemetry_pb2 as pb
 from tests.support.fake_agent import FakeAgent
 

@@ -51,7 +51,8 @@ from perfd.model import (
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 from perfd.rules.files.rules_loader import builtin_rules
-from perfd.wire.convert import decode_agent_message, encode_message
+from perfd.wire.agent_messages import decode_agent_message
+from perfd.wire.convert import encode_message
 from tests.support.examples import examples
 from tests.support.fake_agent import FakeAgent
 

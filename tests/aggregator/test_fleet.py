@@ -26,7 +26,8 @@ from perfd.model import (
     StepPhases,
     TrainingStep,
 )
-from perfd.wire.convert import decode_agent_message, encode_message
+from perfd.wire.agent_messages import decode_agent_message
+from perfd.wire.convert import encode_message
 
 
 def owners(made, node="n0"):

@@ -17,7 +17,7 @@ from perfd.model import (
     Scope,
     TrainingStep,
 )
-from perfd.wire.convert import decode_agent_message
+from perfd.wire.agent_messages import decode_agent_message
 
 NOW_NS = 1_700_000_000_000_000_000
 

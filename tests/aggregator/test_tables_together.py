@@ -17,7 +17,8 @@ from perfd.aggregator.state import AggregatorState
 from perfd.clock import VirtualClock
 from perfd.errors import BatchError, RefusedError
 from perfd.model import Batch, GpuColumn, Hello, SampleTable, Scope
-from perfd.wire.convert import decode_agent_message, encode_message
+from perfd.wire.agent_messages import decode_agent_message
+from perfd.wire.convert import encode_message
 from perfd.wire.sample_tables import TableReader
 
 _GPUS = ("0", "1")

@@ -39,7 +39,8 @@ from perfd.rules.promql.compiler import compile_query
 from perfd.rules.series_store import SeriesStore
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.readers.trace_files import read_traces
-from perfd.wire.convert import decode_agent_message, encode_message, encode_record
+from perfd.wire.agent_messages import decode_agent_message
+from perfd.wire.convert import encode_message, encode_record
 from perfd.wire.sample_tables import TableReader, decode_table
 from tests.support.traces import NsysExport
 

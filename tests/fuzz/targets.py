@@ -60,7 +60,8 @@ from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.hlo_module import read_module
 from perfd.trace.roofline.hlo_step import step_work
 from perfd.trace.roofline.ncu_csv import read_csv
-from perfd.wire.convert import decode_agent_message, encode_record
+from perfd.wire.agent_messages import decode_agent_message
+from perfd.wire.convert import encode_record
 from tests.fuzz.capture_targets import (
     hook_datagram,
     kineto_trace,

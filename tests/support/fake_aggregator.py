@@ -22,7 +22,7 @@ from perfd.model import (
     Hello,
     Welcome,
 )
-from perfd.wire import convert
+from perfd.wire import agent_messages, convert
 from perfd.wire.service import SERVER_OPTIONS
 
 
@@ -143,7 +143,7 @@ class FakeAggregator:
     def _read(self, requests: Iterator[bytes], stream: _Stream) -> None:
         try:
             for data in requests:
-                message = convert.decode_agent_message(data)
+                message = agent_messages.decode_agent_message(data)
                 with self._changed:
                     if message is not None:
                         self._take(message, stream)

@@ -23,7 +23,7 @@ from perfd.model import (
     Scope,
     TrainingStep,
 )
-from perfd.wire import convert, encoded_messages
+from perfd.wire import agent_messages, convert, encoded_messages
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 
@@ -66,7 +66,7 @@ def test_every_kind_of_record_and_message_is_covered_here() -> None:
 def test_every_message_survives_the_wire(message: AgentMessage) -> None:
     envelope = convert.to_wire(message)
     decode = (
-        convert.decode_agent_message
+        agent_messages.decode_agent_message
         if isinstance(envelope, pb.AgentMessage)
         else convert.decode_aggregator_message
     )
@@ -99,14 +99,14 @@ def test_the_counters_of_a_batch_survive() -> None:
 def test_a_batch_gets_another_sequence_without_a_change_to_its_records() -> None:
     step = TrainingStep(job="a", step=3)
     renumbered = encoded_messages.with_sequence(convert.encode_message(batch_of(step, sequence=9)), 2)
-    assert convert.decode_agent_message(renumbered) == Batch(
+    assert agent_messages.decode_agent_message(renumbered) == Batch(
         sequence=2, sent_unix_ns=7, records=[step], dropped_records=3
     )
 
 
 @given(st.binary(max_size=200))
 def test_garbage_is_a_wire_error_or_a_message_but_never_another_exception(data: bytes) -> None:
-    for decode in (convert.decode_agent_message, convert.decode_aggregator_message):
+    for decode in (agent_messages.decode_agent_message, convert.decode_aggregator_message):
         with contextlib.suppress(WireError):
             decode(data)
     with contextlib.suppress(WireError):
@@ -136,7 +136,7 @@ def test_a_cut_message_is_a_wire_error_or_a_shorter_message(data: st.DataObject)
     encoded = convert.encode_message(batch_of(record))
     cut = data.draw(st.integers(0, len(encoded)))
     with contextlib.suppress(WireError):
-        convert.decode_agent_message(encoded[:cut])
+        agent_messages.decode_agent_message(encoded[:cut])
 
 
 def test_records_of_an_unknown_kind_are_left_out_and_counted() -> None:
@@ -153,11 +153,13 @@ def test_records_of_an_unknown_kind_are_left_out_and_counted() -> None:
 def test_unknown_fields_of_a_newer_peer_are_ignored() -> None:
     unknown_field = bytes([0xFA, 0x3F, 0x02, 0x68, 0x69])  # Field 1023, two bytes.
     encoded = convert.encode_message(batch_of(TrainingStep(job="a", step=3)))
-    assert convert.decode_agent_message(encoded + unknown_field) == convert.decode_agent_message(encoded)
+    assert agent_messages.decode_agent_message(
+        encoded + unknown_field
+    ) == agent_messages.decode_agent_message(encoded)
 
 
 def test_a_message_of_an_unknown_kind_is_none() -> None:
-    assert convert.decode_agent_message(bytes([0xFA, 0x3F, 0x02, 0x68, 0x69])) is None
+    assert agent_messages.decode_agent_message(bytes([0xFA, 0x3F, 0x02, 0x68, 0x69])) is None
     request = pb.AggregatorMessage()
     request.capture_request.tool = 99  # type: ignore[assignment]  # a tool from a newer aggregator
     assert convert.decode_aggregator_message(request.SerializeToString()) is None
@@ -199,7 +201,7 @@ def test_the_sequence_of_a_batch_with_a_wrong_record_is_known() -> None:
     message = pb.AgentMessage(batch=pb.Batch(sequence=7))
     message.batch.samples.append(_about_nobody())
     with pytest.raises(BatchError, match="about entity 1") as caught:
-        convert.decode_agent_message(message.SerializeToString())
+        agent_messages.decode_agent_message(message.SerializeToString())
     assert caught.value.sequence == 7
 
 

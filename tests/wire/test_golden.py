@@ -7,7 +7,7 @@ import pytest
 from wire import golden_messages
 
 from perfd.model import Batch, CaptureStatus, Goodbye, Hello, SampleTable
-from perfd.wire import convert
+from perfd.wire import agent_messages, convert
 
 
 def readable(value: Any) -> Any:
@@ -23,7 +23,7 @@ def test_this_version_reads_what_version_1_wrote(name: str) -> None:
     data = (golden_messages.DIRECTORY / f"{name}.bin").read_bytes()
     expected = golden_messages.MESSAGES[name]
     from_agent = isinstance(expected, Hello | Batch | CaptureStatus | Goodbye)
-    decode = convert.decode_agent_message if from_agent else convert.decode_aggregator_message
+    decode = agent_messages.decode_agent_message if from_agent else convert.decode_aggregator_message
     found = decode(data)
     if isinstance(expected, Batch) and isinstance(found, Batch):
         assert [readable(record) for record in found.records] == [

@@ -26,7 +26,8 @@ from perfd.config import AgentIdentityConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError, RefusedError, WireError
 from perfd.model import AcknowledgeEach, Hello, NodeMessage
 from perfd.net import is_loopback, split_address
-from perfd.wire.convert import decode_agent_message, encode_message
+from perfd.wire.agent_messages import decode_agent_message
+from perfd.wire.convert import encode_message
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 
 log = logging.getLogger(__name__)

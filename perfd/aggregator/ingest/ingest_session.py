@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from perfd.aggregator.state import AgentState
 from perfd.model import AgentMessage
-from perfd.wire.convert import decode_agent_message
+from perfd.wire.agent_messages import decode_agent_message
 from perfd.wire.sample_tables import TableReader
 
 if TYPE_CHECKING:

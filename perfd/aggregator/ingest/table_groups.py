@@ -13,7 +13,7 @@ import numpy as np
 from perfd.aggregator.state import alike_tables
 from perfd.errors import WireError
 from perfd.model import AgentMessage, SampleTable
-from perfd.wire.convert import AgentEnvelope, decode_agent_message
+from perfd.wire.agent_messages import AgentEnvelope, decode_agent_message
 from perfd.wire.sample_tables import TableForm, TableReader
 
 _FEWEST = 8

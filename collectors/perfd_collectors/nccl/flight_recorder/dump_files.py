@@ -20,7 +20,8 @@ from perfd.file_access import opened_inside
 from perfd.model import Batch, CollectiveProgress, Event, EventKind, Record
 from perfd.safe_pickle import MAX_BYTES
 from perfd.sandbox import Sandbox
-from perfd.wire.convert import decode_agent_message, encode_message
+from perfd.wire.agent_messages import decode_agent_message
+from perfd.wire.convert import encode_message
 from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
 
 log = logging.getLogger(__name__)
