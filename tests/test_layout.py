@@ -1,4 +1,4 @@
-"""The source tree: one name per module and per public class, and no folder too large to scan."""
+"""The source tree: one name per module and per public class, and no folder or module too large to read."""
 
 import ast
 from collections import defaultdict
@@ -23,6 +23,7 @@ ROLES = {
     "log_lines": "the log of one serving engine",
 }
 MODULES_PER_FOLDER = 16
+LINES_PER_MODULE = 400
 
 
 def modules(tree: Path) -> list[Path]:
@@ -58,6 +59,13 @@ def test_a_folder_can_be_scanned_at_a_glance(name):
         if path.stem != "__init__" and path.parent.name != "commands":
             counts[str(path.parent.relative_to(ROOT))] += 1
     assert {folder: count for folder, count in counts.items() if count > MODULES_PER_FOLDER} == {}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_module_can_be_read_in_one_sitting(name):
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in modules(TREES[name])}
+    long = {str(path.relative_to(ROOT)): count for path, count in lines.items() if count > LINES_PER_MODULE}
+    assert long == {}
 
 
 @pytest.mark.parametrize("name", TREES)
