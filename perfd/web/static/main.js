@@ -96,7 +96,7 @@ async function refresh() {
     shownAt = new Date();
     notice([status?.history_problem, status?.jobs_problem, status?.stream_problem].filter(Boolean).join(" ") || null);
     drawUpdated();
-    // For measurements: docs/benchmarks.md.
+    // For measurements: docs/benchmarks-cost.md.
     if (first) performance.mark("shown");
     if (first && location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
   } catch (error) {
