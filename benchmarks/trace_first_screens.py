@@ -3,9 +3,9 @@
     python -m benchmarks.trace_first_screens FOLDER [--shared DIR] [--hta DIR] [--tracelens DIR]
 
 FOLDER gets one picture of 1280 x 800 pixels per trace, whose name does not say what it is;
-`FOLDER-labels.json`, beside it, does. DIR of --shared holds the traces of docs/benchmarks-verdict.md (PERFD_SHARED
-names it, too); the others are checkouts of HolisticTraceAnalysis and TraceLens. Traces that are not there
-are left out, three are made here. Chromium draws the pages.
+`FOLDER-labels.json`, beside it, does. DIR of --shared holds the traces of docs/benchmarks-verdict.md
+(PERFD_SHARED names it, too); the others are checkouts of HolisticTraceAnalysis and TraceLens. Traces that are
+not there are left out, three are made here. Chromium draws the pages.
 """
 
 from __future__ import annotations
