@@ -85,7 +85,7 @@ bench: $(VENV)/.installed-dev ## Measure perfd against named references
 proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
 	@$(BIN)/python deploy/reference/make_wire_code.py
 
-docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the thresholds in docs/analysis.md, the shells' completions and the chart's schema
+docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, docs/analysis-thresholds.md, the shells' completions and the chart's schema
 	@$(BIN)/python deploy/reference/make_metrics_reference.py
 	@$(BIN)/python deploy/reference/make_thresholds_reference.py
 	@$(BIN)/python deploy/kubernetes/make_schema.py

@@ -61,8 +61,8 @@ def test_the_map_of_the_architecture_has_every_module_and_folder() -> None:
 @pytest.mark.parametrize(
     ("page", "words"),
     [
-        ("analysis.md", set(Kind) - set(SERVING_KINDS)),
-        ("analysis.md", ExclusionReason),
+        ("analysis-verdict.md", set(Kind) - set(SERVING_KINDS)),
+        ("analysis-steps.md", ExclusionReason),
         ("serving.md", SERVING_KINDS),
         ("traces.md", TRACE_KINDS),
         ("traces.md", RooflineVerdict),

@@ -1,4 +1,4 @@
-"""Writes the table of thresholds into docs/analysis.md from `perfd/data/thresholds.toml`.
+"""Writes the table of thresholds into docs/analysis-thresholds.md from `perfd/data/thresholds.toml`.
 
     python deploy/reference/make_thresholds_reference.py [--check]
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perfd.thresholds import Threshold, threshold_rows
 
-PAGE = Path(__file__).parents[2] / "docs" / "analysis.md"
+PAGE = Path(__file__).parents[2] / "docs" / "analysis-thresholds.md"
 _BEGIN = "<!-- Made by `make docs` from perfd/data/thresholds.toml; do not edit. -->\n"
 _END = "<!-- End of the table. -->\n"
 
@@ -39,14 +39,14 @@ def _row(name: str, row: Threshold) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the table, or compare it; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail when docs/analysis.md is out of date")
+    parser.add_argument("--check", action="store_true", help="fail when the page is out of date")
     args = parser.parse_args(arguments)
     page = PAGE.read_text(encoding="utf-8")
     if not args.check:
         PAGE.write_text(with_table(page), encoding="utf-8")
         return 0
     if page != with_table(page):
-        sys.stderr.write("The thresholds of docs/analysis.md are out of date: run `make docs`.\n")
+        sys.stderr.write("The thresholds of docs/analysis-thresholds.md are out of date: run `make docs`.\n")
         return 1
     return 0
 

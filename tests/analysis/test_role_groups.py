@@ -59,7 +59,7 @@ def test_ranks_of_a_group_have_one_stage_and_one_tensor_position(layout: Paralle
 
 
 def plain(metrics: dict[GpuColumn, Floats], layout: ParallelLayout) -> set[tuple[int, Pattern]]:
-    """Who is named, rank by rank, as docs/analysis.md says it; all samples are of one node."""
+    """Who is named, rank by rank, as docs/analysis-stragglers.md says it; all samples are of one node."""
     found: set[tuple[int, Pattern]] = set()
     groups = [group.tolist() for group in peer_groups(np.arange(layout.world_size or 0), layout)]
     busy: dict[int, list[float]] = {}

@@ -1,7 +1,7 @@
 """What limits a job: every finding with its evidence, the one to act on first at the front.
 
 Each judge looks at one kind and says nothing when its evidence is missing. The
-thresholds are those of docs/analysis.md.
+thresholds are those of docs/analysis-thresholds.md.
 """
 
 from __future__ import annotations

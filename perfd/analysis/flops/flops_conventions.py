@@ -14,7 +14,7 @@ _TRAINING = 6
 
 
 class FlopsConvention(StrEnum):
-    """Which operations count as the model's; docs/analysis.md compares them on known models."""
+    """Which operations count as the model's; docs/analysis-mfu.md compares them on known models."""
 
     MEGATRON = "megatron"
     """Megatron-LM core 0.12 and later: attention halved for the causal mask, head counted."""

@@ -1,6 +1,6 @@
 """The pipeline's stall: what theory expects, what timers show, and what unequal stages explain.
 
-Definitions are those of docs/analysis.md. A stall is time in which a stage
+Definitions are those of docs/analysis-pipeline.md. A stall is time in which a stage
 computes nothing while the schedule runs; theory calls the unavoidable part of
 it the bubble (Narayanan et al. 2021, section 2.2).
 """

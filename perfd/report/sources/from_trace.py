@@ -197,7 +197,7 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
             )
         )
         tier = MfuTier.of(use.mfu_ratio).word
-        found.append(ReportMetric(name="MFU tier", value=tier, source="thresholds of docs/analysis.md"))
+        found.append(ReportMetric(name="MFU tier", value=tier, source="docs/analysis-thresholds.md"))
         best = _attainable_mfu(analysis, shares)
         if best is not None:
             kept = f"{source}; MFU over the compute share: the same kernels without gaps"
