@@ -172,9 +172,12 @@ def test_a_fault_has_the_steps_in_a_row_in_which_the_rank_is_late(
         ("x8 o8 x8", True),
         ("o8 x8 o8", True),
         ("x8 .3 o8 .3 x8 .5", True),
-        # A turn has single steps in which neither is late, or the other one.
+        # A turn has steps in which neither is late, but none of the other one.
         ("x4 .1 x4 o8 x3 o1 x4", False),
-        ("x4 .1 x4 o8 x4 .3 x3", True),
+        ("x4 .1 x4 o8 x4 .3 x4", True),
+        ("x4 .1 x4 o8 x4 .3 x3", False),
+        ("x8 o4 .7 o4 x8", True),
+        ("x8 o4 .8 o4 x8", False),
         ("x7 o8 x8", False),
         ("x8 o7 x8", False),
         ("x8 .4 o8 x8", False),

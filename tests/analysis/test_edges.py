@@ -165,6 +165,8 @@ def test_where_operations_of_a_rank_were_lost_one_that_is_late_with_it_may_be_un
         ({"gain_ratio": 0.03}, {"gain_ratio": 0.029}),
         # Five times its standard error.
         ({"gain_error_ratio": 0.02}, {"gain_error_ratio": 0.0201}),
+        # It reaches the least one also when it is less by one.
+        ({"gain_ratio": 0.035, "gain_error_ratio": 0.005}, {"gain_ratio": 0.034, "gain_error_ratio": 0.005}),
     ],
 )
 def test_a_rank_is_late_from_each_of_its_bounds_on(inside: dict[str, float], outside: dict[str, float]):

@@ -366,9 +366,18 @@ def test_a_host_that_becomes_slower_in_the_first_steps_of_a_job_is_not_blamed(wa
     assert not watched.false_blame
 
 
-@pytest.mark.parametrize("watched", [_of(RANDOM / name) for name in ("pair62", "pair70")], indirect=True)
+@pytest.mark.parametrize(
+    "watched", [_of(RANDOM / name) for name in ("pair62", "pair70", "random70")], indirect=True
+)
 def test_ranks_of_a_silent_loop_that_are_late_in_turn_are_not_blamed(watched: Watched) -> None:
-    """Their steps are micro-batches, of which one host is late for 40 in a row and then the other."""
+    """Their steps are micro-batches, of which one host is late for 40 and then another one."""
+    assert not watched.false_blame
+    assert not watched.too_many_flips
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random54")], indirect=True)
+def test_a_gpu_that_computes_for_three_percent_longer_than_its_peers_is_not_blamed(watched: Watched) -> None:
+    """It costs 2.3% of a step, and 3.3% (standard error 0.5%) in two looks."""
     assert not watched.false_blame
     assert not watched.too_many_flips
 

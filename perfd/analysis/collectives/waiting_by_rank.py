@@ -45,6 +45,8 @@ _ON_TIME_RATIO = 0.25
 """Of what a rank usually costs: a block in which it costs less is from before it became slow."""
 _FEWEST_LATE = 4
 """Steps in which a rank is late, if none before is known in which it was not; fewer are a pause. Chosen."""
+_PAUSE_S = 1.0
+"""Of fewer late steps after some that were not: in less time they are a pause. Chosen."""
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
 
@@ -360,8 +362,10 @@ def _gains(
         change = step_change(step_time_s, stretch, others_late, replayed_ratio=gain) if stretch else None
         if stretch is None or change is None:
             continue
-        if stretch.over < _OVER and is_over(step_time_s, change):
-            # Operations are behind the log.
+        since = late[len(late) - stretch.steps - stretch.over :]
+        pause = since.sum() < _FEWEST_LATE and stretch.steps * change.since_s < _PAUSE_S
+        # Where a change is over, operations are behind the log.
+        if pause or (stretch.over < _OVER and is_over(step_time_s, change)):
             gains[place] = 0.0
             continue
         of_it = AnalysisWindow(each=stretch.steps + stretch.over) if stretch.over else window

@@ -41,7 +41,7 @@ _DOUBTED = 0.5
 _MISSED = 0.25
 """Of the steps of a stretch, at most: operations of some are sampled away or lost, so it has more steps."""
 _TURN_STEPS = 8
-"""Steps in a row in which a rank is late, from which on they count as its turn. Chosen."""
+"""Steps in which a rank is late that count as its turn, if fewer lie between two of them. Chosen."""
 _BETWEEN_TURNS = 3
 """Steps between two turns, at most: after a fault there are more. Chosen."""
 _REPORTED_S = 1.5
@@ -112,10 +112,11 @@ def takes_turns(late: Bools, others_late: Bools) -> bool:
     steps = min(len(late), len(others_late))
     whose = np.where(late[len(late) - steps :], 1, np.where(others_late[len(others_late) - steps :], -1, 0))
     at = np.flatnonzero(whose)
-    apart = (np.diff(whose[at]) != 0) | (np.diff(at) > _BETWEEN_TURNS + 1)
-    first, last = at[np.append(True, apart)[: len(at)]], at[np.append(apart, True)[: len(at)]]
-    long = last - first >= _TURN_STEPS - 1
-    first, last = first[long], last[long]
+    apart = (np.diff(whose[at]) != 0) | (np.diff(at) > _TURN_STEPS)
+    begins = np.flatnonzero(np.append(True, apart)[: len(at)])
+    ends = np.flatnonzero(np.append(apart, True)[: len(at)])
+    long = ends - begins >= _TURN_STEPS - 1
+    first, last = at[begins[long]], at[ends[long]]
     after_other = (whose[first[1:]] != whose[first[:-1]]) & (first[1:] - last[:-1] <= _BETWEEN_TURNS + 1)
     return bool((after_other[1:] & after_other[:-1]).any())
 

@@ -320,7 +320,8 @@ def _persistent(rank: NcclRank) -> bool:
 
 def _costly(rank: NcclRank, least_ratio: float) -> bool:
     # Healthy jobs have less; with few steps, chance can cause more.
-    least = max(least_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
+    error = rank.gain_error_ratio or 0.0
+    least = max(least_ratio + error, _SIGMAS * error)
     return (rank.gain_ratio or 0) >= least
 
 
