@@ -161,7 +161,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not args.json:
             _print(watched[-1])
             if (live := live_looks(path)) is not None:
-                print(f"  {agreement(live, watched[-1].looks)}", flush=True)
+                print(f"  {agreement(live, watched[-1].looks, watched[-1].end)}", flush=True)
     if args.json:
         print(json.dumps(document(watched)))
     known = [one for one in watched if one.right is not None]

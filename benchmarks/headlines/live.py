@@ -50,11 +50,21 @@ def live_looks(recording: Path) -> list[LiveLook] | None:
     return [LiveLook(unix_s=row["unix_s"], said=_said(row["jobs"][0])) for row in rows if row.get("jobs")]
 
 
-def agreement(live: Sequence[LiveLook], replayed: Sequence[Look]) -> Agreement:
-    """Compare the live looks of the recorded time with the replay's."""
+def agreement(live: Sequence[LiveLook], replayed: Sequence[Look], end: Look | None = None) -> Agreement:
+    """Compare the live looks of the recorded time with the replay's.
+
+    A session shows the summary of the whole job, `end`, as soon as the job is over, although its agents may
+    still send something: the replay has it after the last record.
+    """
     first_s, last_s = replayed[0].unix_s, replayed[-1].unix_s - _ENDING_S
     compared = [look for look in live if first_s <= look.unix_s <= last_s]
-    return Agreement(live_count=len(compared), unlike=unlike(compared, replayed))
+    last_step_unix_s = next(look.unix_s for look in replayed if look.step == replayed[-1].step)
+    differing = [
+        look
+        for look in unlike(compared, replayed)
+        if end is None or look.said != end.said or look.unix_s < last_step_unix_s
+    ]
+    return Agreement(live_count=len(compared), unlike=differing)
 
 
 def _said(finding: dict[str, Any]) -> Said:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -59,3 +60,15 @@ def test_looks_before_and_after_the_recorded_time_are_not_compared() -> None:
         "    at 100.0: straggler: rank 1",
         "    at 107.0: straggler: rank 1",
     ]
+
+
+@pytest.mark.parametrize(("unix_s", "missing"), [(104.9, 1), (105.0, 0)])
+def test_the_summary_that_a_session_shows_after_the_last_step_is_the_one_of_the_replay(
+    unix_s: float, missing: int
+) -> None:
+    looks = _replayed(*[NONE] * 15)
+    replayed = [replace(look, step=min(at, 5)) for at, look in enumerate(looks)]
+    (end,) = _replayed(RANK_1)
+    live = [LiveLook(unix_s=unix_s, said=RANK_1)]
+    assert len(agreement(live, replayed, end).unlike) == missing
+    assert len(agreement(live, replayed).unlike) == 1
