@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.gpu.phase_jobs import EXPERTS, TENSOR_PARALLEL, Job
 from benchmarks.gpu.phases import Fault
 
-SEEDS = range(1, 65)
+SEEDS = range(1, 97)
 PAIR_SEEDS = range(39, 87)
 """Of jobs on two GPUs."""
 _STEP_S = (0.2, 0.9)
