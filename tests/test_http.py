@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import selectors
 import socket
 import struct
 import threading
@@ -258,6 +259,26 @@ def test_connections_beyond_the_bound_are_refused_while_all_others_are_answered(
         status = int(answer.split()[1]) if answer else 503
     assert status == 200
     server.close()
+
+
+def test_a_server_that_nobody_connects_to_waits_without_a_limit_and_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits: list[float | None] = []
+    waiting = threading.Event()
+
+    class Selector(selectors.PollSelector):
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            waits.append(timeout)
+            waiting.set()
+            return super().select(timeout)
+
+    monkeypatch.setattr("socketserver._ServerSelector", Selector)
+    server = HttpServer("127.0.0.1:0", {})
+    assert waiting.wait(50)
+    server.close()
+    server.close()
+    assert waits == [None]
 
 
 def test_the_end_of_the_server_ends_idle_connections_and_answers_what_is_under_way() -> None:

@@ -10,7 +10,6 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -23,8 +22,6 @@ from perfd.net.content_encoding import encode_body
 from perfd.net.tls import ServerTls
 
 log = logging.getLogger(__name__)
-_CLOSE_WITHIN_S = 0.1
-"""How soon the server notices that it has to end."""
 MAX_BODY_BYTES = 1024 * 1024
 """Largest request body, which is held in memory as a whole."""
 _MOST_DIGITS = 20
@@ -157,9 +154,14 @@ class HttpServer:
             )
         except OSError as error:
             raise PerfdError(_cannot_listen(address, error)) from error
-        serve = partial(self._server.serve_forever, poll_interval=_CLOSE_WITHIN_S)
-        self._thread = threading.Thread(target=serve, name="perfd-http", daemon=True)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="perfd-http", daemon=True)
         self._thread.start()
+
+    def _serve(self) -> None:
+        # `serve_forever` would wake ten times a second to see whether it has to end.
+        while not self._closing:
+            self._server.handle_request()
 
     @property
     def address(self) -> str:
@@ -168,10 +170,17 @@ class HttpServer:
         return f"{host!s}:{port}"
 
     def close(self) -> None:
-        """Stop listening; requests that are here are still answered, by threads that end by themselves."""
-        self._server.shutdown()
-        self._server.server_close()
+        """Stop listening; requests that are here are still answered, by threads that end by themselves.
+
+        Legal twice.
+        """
+        if self._closing:
+            return
+        self._closing = True
+        # Which wakes the thread that waits for a connection.
+        self._server.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
+        self._server.server_close()
         self._server.read_no_more()
 
 
