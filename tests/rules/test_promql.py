@@ -1,12 +1,14 @@
 """Values of expressions, worked out by hand; test_prometheus.py compares many more with a real server."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.promql.compiler import compile_query
+from perfd.rules.promql.instant_vectors import Instant, InstantSelector
 from perfd.rules.promql.series_keys import EvaluationError
 from perfd.rules.series_store import STALE, SeriesStore
 
@@ -91,6 +93,36 @@ def test_an_expression_has_this_value(store: SeriesStore, text: str, expected: d
 def test_an_ambiguous_match_is_an_error(store: SeriesStore, text: str) -> None:
     with pytest.raises(EvaluationError, match="both match"):
         results(store, text)
+
+
+@pytest.mark.parametrize("operator", ["and", "unless", "or"])
+def test_an_ambiguous_match_is_an_error_where_it_does_not_matter(store: SeriesStore, operator: str) -> None:
+    """As in Prometheus: otherwise a rule's mistake would show when its alert is needed."""
+    for right in ("(limit + on (node) load)", "(limit + on (node) load) > 1", "sum(limit + on (node) load)"):
+        with pytest.raises(EvaluationError, match="both match"):
+            results(store, f"nothing {operator} {right}")
+
+
+@pytest.mark.parametrize(
+    ("operator", "looked"), [("and", [True, False]), ("unless", [True, False]), ("or", [True, True])]
+)
+def test_what_cannot_change_a_result_is_not_looked_at(
+    store: SeriesStore, operator: str, looked: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    with_times = InstantSelector.with_times
+
+    def noted(selector: InstantSelector, at: Instant) -> Any:
+        read.append(str(selector.selection.name))
+        return with_times(selector, at)
+
+    monkeypatch.setattr(InstantSelector, "with_times", noted)
+    found = []
+    for left in ("load", "load > 1000"):
+        read.clear()
+        results(store, f"{left} {operator} on (node) (limit > 1 and 300 >= limit)")
+        found.append("limit" in read)
+    assert found == looked
 
 
 def test_two_results_with_the_same_labels_are_an_error(store: SeriesStore) -> None:

@@ -10,6 +10,7 @@ from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, MatcherSet
 from perfd.rules.problems import Problem, TextError
 from perfd.rules.promql import aggregations, functions, range_vectors
 from perfd.rules.promql.instant_vectors import (
+    COMPARISONS,
     SET_OPERATORS,
     InstantSelector,
     Query,
@@ -75,6 +76,19 @@ def is_scalar(tree: pp.Expr) -> bool:
     if isinstance(tree, pp.Call):
         return bool(tree.func.name in {"time", "scalar"})
     return isinstance(tree, pp.NumberLiteral)
+
+
+def _may_raise(tree: pp.Expr) -> bool:
+    """Whether evaluating an expression might raise: not that of series, or of series above some number."""
+    tree = _unwrapped(tree)
+    if isinstance(tree, pp.BinaryExpr):
+        sides = (tree.lhs, tree.rhs)
+        if str(tree.op) in SET_OPERATORS:
+            return any(map(_may_raise, sides))
+        vectors = [side for side in sides if not isinstance(_unwrapped(side), pp.NumberLiteral)]
+        compares = str(tree.op) in COMPARISONS and not (tree.modifier and tree.modifier.return_bool)
+        return not compares or len(vectors) > 1 or any(map(_may_raise, vectors))
+    return not isinstance(tree, pp.VectorSelector)
 
 
 class _Compiler:
@@ -169,7 +183,8 @@ class _Compiler:
             return vector_scalar(operator, vector, number, swapped=False, as_bool=as_bool)
         sides = (self.vector(tree.lhs), self.vector(tree.rhs))
         if operator in SET_OPERATORS:
-            return set_operator(operator, *sides, _matching(tree.modifier))
+            raises = _may_raise(tree.rhs)
+            return set_operator(operator, *sides, _matching(tree.modifier), right_raises=raises)
         return vector_binary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
 
     def _instant(self, tree: pp.VectorSelector) -> InstantSelector:

@@ -48,6 +48,7 @@ _COMPARISON: Mapping[str, Callable[[Any, Any], Any]] = {
     ">=": np.greater_equal,
     "<=": np.less_equal,
 }
+COMPARISONS = frozenset(_COMPARISON)
 SET_OPERATORS = frozenset({"and", "or", "unless"})
 
 
@@ -282,13 +283,23 @@ def vector_binary(
     return result
 
 
-def set_operator(operator: str, left: VectorNode, right: VectorNode, matching: VectorMatching) -> VectorNode:
-    """`and`, `or`, `unless`: whole series, chosen by whether the other side has a match."""
+def set_operator(
+    operator: str, left: VectorNode, right: VectorNode, matching: VectorMatching, *, right_raises: bool
+) -> VectorNode:
+    """`and`, `or`, `unless`: whole series, chosen by whether the other side has a match.
+
+    Unless evaluating the right side may raise, which has to be reported, it is only where it matters.
+    """
+    always = right_raises or operator == "or"
     common = Remembered(lambda first, second: common_groups(first, second, matching))
     both = Remembered(lambda first, second: Keys((*first.items, *second.items)))
 
     def result(at: Instant) -> Vector:
-        first, second = left(at), right(at)
+        first = left(at)
+        if not always and not first.present.any():
+            # As most of the time: most rules say which of what they find does not count.
+            return first
+        second = right(at)
         groups = common(first.keys, second.keys)
         if operator == "or":
             covered = np.zeros(groups.count, dtype=bool)

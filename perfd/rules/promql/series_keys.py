@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from operator import is_
 from typing import Generic, ParamSpec, TypeVar
 
 from perfd.metrics.series import SeriesKey
@@ -42,7 +43,7 @@ class Remembered(Generic[P, R]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         known = self._arguments
-        if known is None or any(a is not b for a, b in zip(args, known, strict=True)) or self._result is None:
+        if known is None or not all(map(is_, args, known)) or self._result is None:
             self._result = self._function(*args, **kwargs)
             self._arguments = args
         return self._result
