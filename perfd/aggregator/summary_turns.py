@@ -15,8 +15,6 @@ SECONDS_FOR_ALL = 4.0
 times as much per node as those of 1,000. Chosen: as old as requested numbers may be."""
 CALM_SECONDS = 15.0
 """The same of calm jobs. Chosen: as often as Prometheus usually reads them."""
-_CALM_GPUS_IN_EACH_ROUND = 64
-"""While calm jobs have no more, every round makes the numbers of all of them. A quarter of the others."""
 REST_SECONDS = 4.75
 """So long rounds of a larger fleet rest while all of its jobs are calm and no rule is due: as the shipped
 rules about nodes, which are due every 5 s, less the jitter of a timer."""
@@ -33,13 +31,9 @@ _LONGEST_SHARE_S = 1.0
 
 def gpus_per_second(all_gpus: int, calm_gpus: int = 0) -> float:
     """Of how many GPUs numbers are made in a second, where all jobs have so many, and those that are calm."""
-    others = _rate(all_gpus - calm_gpus, GPUS_IN_EACH_ROUND, SECONDS_FOR_ALL)
-    calm = _rate(calm_gpus, _CALM_GPUS_IN_EACH_ROUND, CALM_SECONDS)
-    return min(GPUS_PER_SECOND, max(LEAST_GPUS, others + calm))
-
-
-def _rate(gpus: int, in_each_round: int, seconds: float) -> float:
-    return max(float(min(gpus, in_each_round)), gpus / seconds)
+    gpus = all_gpus - calm_gpus
+    others = max(float(min(gpus, GPUS_IN_EACH_ROUND)), gpus / SECONDS_FOR_ALL)
+    return min(GPUS_PER_SECOND, max(LEAST_GPUS, others + calm_gpus / CALM_SECONDS))
 
 
 def counted_gpus(gpus: int) -> int:
