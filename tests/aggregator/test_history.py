@@ -204,15 +204,16 @@ def written(path):
     return path.read_bytes()
 
 
-@pytest.mark.parametrize("damage", ["empty", "text", "header", "half", "pages"])
+@pytest.mark.parametrize("damage", ["empty", "zeros", "header", "magic", "half", "pages"])
 def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, caplog):
     whole = filled(path)
     size = len(whole)
     path.write_bytes(
         {
             "empty": b"",
-            "text": b"this is no database" * 1000,
+            "zeros": bytes(8 * 4096),
             "header": bytes(100) + whole[100:],
+            "magic": b"no database now." + whole[16:],
             "half": whole[: size // 2],
             "pages": b"".join(
                 os.urandom(4096) if page % 13 == 12 else whole[page * 4096 : (page + 1) * 4096]
@@ -233,6 +234,29 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, 
         assert path.with_name(path.name + ".damaged").exists()
         assert "moved aside" in caplog.text
     history.close()
+
+
+@pytest.mark.parametrize("content", ["text", "binary", "tables", "a table of the same name", "version"])
+def test_a_file_that_is_no_history_is_refused_and_left_as_it_is(path, content):
+    path.parent.mkdir(exist_ok=True)
+    if content in {"text", "binary"}:
+        path.write_bytes(
+            {"text": b"root:x:0:0:root:/root:/bin/bash\n", "binary": Random(1).randbytes(9000)}[content]
+        )
+    else:
+        with contextlib.closing(sqlite3.connect(path)) as other:
+            other.execute(
+                f"CREATE TABLE {'bookmarks' if content != 'a table of the same name' else 'jobs'} (a, b)"
+            )
+            other.execute("CREATE TABLE places (c)")
+            other.execute(f"PRAGMA user_version = {2 if content == 'version' else 0}")
+    before = path.read_bytes()
+    with pytest.raises(
+        PerfdError, match=r"is not a history of perfd, and was not changed: set history\.path"
+    ):
+        opened(path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
 
 
 @pytest.mark.slow

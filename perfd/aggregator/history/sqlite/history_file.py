@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from perfd.aggregator.history.database import HistoryLockedError
+from perfd.aggregator.history.sqlite.foreign_files import is_foreign
 from perfd.aggregator.history.sqlite.salvaged_rows import DamagedFile
 from perfd.aggregator.history.sqlite.sqlite_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION
 from perfd.config import HISTORY_REPAIR_SUFFIX
@@ -82,10 +83,16 @@ class HistoryFile:
 def open_history(path: Path, busy_timeout_s: float, *, check: bool) -> HistoryFile:
     """The file at `path`, made when it is not there; what is damaged is set aside, and its rows saved.
 
-    With `check` all of it is read for that. Raises `HistoryLockedError` when another aggregator has it, else
-    `OSError` or `sqlite3.Error`.
+    With `check` all of it is read for that. Raises `HistoryLockedError` when another aggregator has it,
+    `PerfdError` when it is of a newer perfd or no history at all, else `OSError` or `sqlite3.Error`.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Before anything is written beside it.
+    if is_foreign(path):
+        raise PerfdError(
+            f"{path} is not a history of perfd, and was not changed: set history.path to another file, or "
+            "remove this one."
+        )
     lock = _lock(path)
     try:
         _exchange(path)
