@@ -112,3 +112,19 @@ def test_lines_that_say_a_time_keep_theirs():
 def test_too_few_lines_or_a_clock_that_steps_back_give_none(printed_s):
     steps = timed_by_arrival(read_lines(printed_s, 0.0))
     assert not np.isfinite(steps.step_time_s).any()
+
+
+@pytest.mark.parametrize("jump_s", [-3600.0, -0.25, 3600.0])
+def test_a_clock_that_jumps_once_costs_the_time_of_one_line(jump_s):
+    printed_s = np.array(evenly(0.2, 70))
+    printed_s[40:] += jump_s
+    steps = timed_by_arrival(read_lines(list(printed_s), 0.0))
+    assert np.isfinite(steps.step_time_s).sum() == (68 if jump_s < 0 else 69)
+    assert median_s(steps) == pytest.approx(0.2)
+    assert not (steps.step_time_s <= 0).any()
+
+
+def test_lines_of_two_clocks_have_no_times():
+    printed_s = np.array(evenly(0.2, 300))
+    printed_s[::3] += 5.0
+    assert not np.isfinite(timed_by_arrival(read_lines(list(printed_s), 0.0)).step_time_s).any()
