@@ -186,6 +186,18 @@ def test_a_job_that_is_forgotten_leaves_the_page_and_stays_in_history(clock, tmp
         assert get(running, "/api/v1/jobs/llm/steps")["steps"][-1]["step"] == 9
 
 
+def test_while_an_alert_fires_its_sentence_has_the_newest_value(clock, tmp_path):
+    path = tmp_path / "rules.yaml"
+    path.write_text(RULES.replace("is slow", "takes {{ $value }} s"))
+    config = RulesConfig(builtin=False, files=[str(path)], interval_s=1.0)
+    with aggregator(clock, rules=config) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        feed(agent, clock, running, [1, 2], step_time_s=8.0)
+        feed(agent, clock, running, [3], step_time_s=9.0)
+        (alert,) = running.alerts()
+        assert (alert["value"], alert["annotations"]["summary"]) == (9.0, "llm takes 9 s")
+
+
 def test_an_alert_is_recorded_with_the_step_that_it_began_at_and_starts_a_capture(clock, rules):
     with (
         aggregator(clock, rules=rules, http_listen="127.0.0.1:0") as running,

@@ -122,12 +122,12 @@ class AlertEvaluation:
         return [alert for _, alert in self._listed if alert.job == job]
 
     def list(self) -> list[Alert]:
-        """All alerts that are remembered, oldest first; those that fire with their newest value.
+        """All alerts that are remembered, oldest first; those that fire with their newest value and text.
 
         Any thread may call it.
         """
-        newest = {alert.firing_identity: alert.value for alert in self.active if alert.firing}
-        return [replace(alert, value=newest[key]) if key in newest else alert for key, alert in self._listed]
+        newest = {alert.firing_identity: alert for alert in self.active if alert.firing}
+        return [_as_in(newest[key], alert) if key in newest else alert for key, alert in self._listed]
 
     def _remember(self, alert: Alert, step_of: Callable[[str], int | None]) -> Alert:
         """The alert with the step at which it fired; one that only was pending as it is."""
@@ -151,6 +151,10 @@ class AlertEvaluation:
                     "A rule cannot be evaluated: fix its expression.",
                     extra={"group": failure.group, "rule": failure.rule, "error": failure.message},
                 )
+
+
+def _as_in(newest: Alert, alert: Alert) -> Alert:
+    return replace(alert, value=newest.value, annotations=newest.annotations)
 
 
 def _firing_by_job(alerts: Sequence[Alert]) -> dict[str, Sequence[str]]:
