@@ -173,8 +173,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _alike(word: str, known: Collection[str]) -> str:
-    found = get_close_matches(word, known, n=1)
-    return f"; did you mean {found[0]}?" if found else ""
+    # Dashes would make any two options alike.
+    bare = {one.lstrip("-"): one for one in known}
+    found = get_close_matches(word.lstrip("-"), bare, n=1)
+    return f"; did you mean {bare[found[0]]}?" if found else ""
 
 
 def build_parser(verbs: Collection[str] = VERBS) -> argparse.ArgumentParser:

@@ -181,6 +181,8 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
+        if not path.parent.exists():
+            raise RecordingError(f"{path.parent} does not exist: check the path.") from error
         below = sorted(str(found.parent) for found in path.parent.glob(f"*/{MANIFEST_NAME}"))
         hint = f"; below it is {', '.join(below[:_SHOWN])}" if below else ""
         raise RecordingError(

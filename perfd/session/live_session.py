@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -135,7 +136,7 @@ class LiveSession:
         if not self._printed.end(self._clock.unix_ns(), _READ_LIMIT_S):
             notes.append("The last lines of the log were not analyzed; see perfd.log.")
         if code is not None:
-            message = f"The job ended with exit code {code}."
+            message = _ended(code)
             outcome = JobOutcome.of_exit_code(code)
             self._report(EventKind.JOB_ENDED, message, self._clock.unix_ns(), outcome, exit_code=code)
         self._events.wait_taken(_READ_LIMIT_S)
@@ -266,7 +267,7 @@ class LiveSession:
             save_results(directory, summaries, text)
             save_run(self._aggregator, directory / PAGE_FILE, self._clock.unix_ns() / 1e9)
         except OSError as error:
-            return f"{text}\nperfd: summary not saved: {error.strerror}."
+            return f"{text}\nperfd: not saved in {directory}: {error.strerror}."
         saved = f"perfd: summary saved in {directory}; perfd open, report and compare accept that folder."
         return f"{text}\n{saved}"
 
@@ -292,12 +293,21 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
     return msgspec.structs.replace(agent, listen=listen, capture=capture)
 
 
+def _ended(code: int) -> str:
+    """A sentence; 128 + n means that signal n ended the command, unless it chose that code itself."""
+    try:
+        name = f", as after {signal.Signals(code - 128).name}"
+    except ValueError:
+        name = ""
+    return f"The job ended with exit code {code}{name}."
+
+
 def _notes(code: int | None, dropped_bytes: int) -> list[str]:
     notes = []
     if code is None:
         notes.append("perfd run was killed; this summary covers the time before.")
     elif code:
-        notes.append(f"The job ended with exit code {code}.")
+        notes.append(_ended(code))
     if dropped_bytes:
         notes.append(f"{dropped_bytes} bytes of output came too fast and were not analyzed.")
     return notes

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -52,6 +54,7 @@ def test_a_number_that_makes_no_sense_is_one_sentence(
         ("xyzzy", "unknown verb: xyzzy; `perfd --help` lists the verbs."),
         ("run --htp 127.0.0.1:1 -- true", "unrecognized arguments: --htp; did you mean --http?"),
         ("status --jsn=1", "unrecognized arguments: --jsn=1; did you mean --json?"),
+        ("run --bogus -- true", "unrecognized arguments: --bogus"),
         ("status --xyzzy", "unrecognized arguments: --xyzzy"),
         ("capture strat llama", "did you mean start?"),
         ("rules chek x.yaml", "did you mean check?"),
@@ -124,3 +127,22 @@ def keys_of(document: object) -> Iterator[str]:
     elif isinstance(document, list):
         for value in document:
             yield from keys_of(value)
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "report"])
+def test_the_folder_above_runs_is_answered_with_their_newest(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(("a-1", "a-2")):
+        summary = tmp_path / name / "summary.json"
+        summary.parent.mkdir()
+        summary.write_text("{}")
+        os.utime(summary, (number, number))
+    assert main([verb, str(tmp_path)]) == 2
+    assert f"several runs: name one, such as {tmp_path}/a-2, the newest." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["diagnose", "report", "open", "replay", "analyze", "parse"])
+def test_a_path_that_does_not_exist_is_called_so(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "/no/such/path"]) == 2
+    assert "/no/such/path does not exist: " in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 from perfd.aggregator.aggregator import Aggregator
 from perfd.cli import main
 from perfd.clock import VirtualClock
-from perfd.config import AggregatorConfig
+from perfd.config import AggregatorConfig, RulesConfig
 from perfd.model import Event, EventKind, JobDescription
 from perfd.recording.recording_format import find_recording
 from tests.support.fake_agent import FakeAgent
@@ -81,6 +81,38 @@ def test_jobs_of_an_aggregator_are_diagnosed(capsys: pytest.CaptureFixture[str])
             assert "For the next run: " in capsys.readouterr().out
             assert main(["diagnose", "--aggregator", url, "--job", "none"]) == 2
             assert "There is no job 'none'" in capsys.readouterr().err
+    finally:
+        aggregator.stop()
+
+
+def test_alerts_that_fire_now_are_below_the_findings_of_their_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "groups: [{name: g, rules: [{alert: Any, expr: perfd_job_ended == 0, "
+        "annotations: {summary: '{{ $labels.perfd_job }} is there'}}]}]"
+    )
+    config = AggregatorConfig(
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        rules=RulesConfig(builtin=False, files=[str(rules)]),
+    )
+    clock = VirtualClock(10**18)
+    aggregator = Aggregator(config, clock, manual=True)
+    aggregator.start()
+    try:
+        with FakeAgent(aggregator.grpc_address) as agent:
+            agent.hello()
+            agent.send(JobDescription(job="a", framework="megatron-lm"))
+            agent.send(JobDescription(job="b", framework="megatron-lm"))
+            aggregator.tick()
+            clock.advance(5.0)
+            aggregator.tick()
+            assert main(["diagnose", "--aggregator", f"http://{aggregator.http_address}"]) == 0
+            first, second = capsys.readouterr().out.split("# b")
+            assert "Alerts that fire now:\n- Any: a is there.\n" in first
+            assert "Alerts that fire now:\n- Any: b is there.\n" in second
     finally:
         aggregator.stop()
 

@@ -145,6 +145,7 @@ def test_a_job_that_is_interrupted_gets_its_summary(tmp_path, configuration, num
     assert process.returncode == code
     assert only_job(tmp_path)["steps"]["count"] >= 20
     assert "step time" in err
+    assert number != signal.SIGKILL or "The job ended with exit code 137, as after SIGKILL." in err
     assert number != signal.SIGTERM or "saving checkpoint\n" in out
 
 
@@ -366,7 +367,7 @@ def test_replay_says_in_words_what_it_shows_in_json(capsys):
     ("words", "said"),
     [
         (["nowhere"], "neither a recording's folder nor the name of a bundled one"),
-        (["/nowhere/at/all"], "is not a recording"),
+        (["/nowhere/at/all"], "/nowhere/at/all does not exist"),
         (["pp4_few", "--speed", "0"], "neither a positive number nor max"),
         (["pp4_few", "--speed", "fast"], "neither a positive number nor max"),
         (["pp4_few", "--rules", "/nowhere.yaml"], "/nowhere.yaml"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import resource
 
 import pytest
 
@@ -16,6 +17,7 @@ from perfd.recording import bundled
 from perfd.report.render.markdown import to_markdown
 from perfd.report.sources.from_summary import report_of_summary
 from perfd.session.replay_session import ReplayOptions, replay
+from perfd.session.text import save_results
 from perfd.session.text.summary_text import NO_JOB, findings_in_words, in_words, wrapped
 
 
@@ -376,3 +378,29 @@ def test_a_recorded_job_that_was_slow_says_so_after_its_end(summary):
     assert (fault.kind, fault.lasts) == (Kind.STRAGGLER, False)
     assert [culprit.id for culprit in fault.culprits] == [2]
     assert summary.past.restarts_count == 0
+
+
+def test_an_exception_whose_text_is_below_it_ends_without_a_colon(summary):
+    trouble = ErrorSummary(
+        kind=EventKind.LOG_ERROR,
+        message="ChildFailedError:",
+        count=1,
+        step=20,
+        first_unix_s=1.0,
+        last_unix_s=1.0,
+    )
+    text = in_words([dataclasses.replace(summary, troubles=[trouble])])
+    assert "- ChildFailedError (after step 20)\n" in text
+
+
+def test_a_disk_without_room_keeps_no_half_of_a_summary(summary, tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="large"):
+            save_results(tmp_path, [summary], "text")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert list(tmp_path.iterdir()) == []
+    save_results(tmp_path, [summary], "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["summary.json", "summary.md"]

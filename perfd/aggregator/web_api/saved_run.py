@@ -301,6 +301,8 @@ def _read(folder: Path) -> _Page:
         with gzip.open(path, "rb") as file:
             content = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
+        if not folder.exists():
+            raise PerfdError(f"{folder} does not exist: check the path.") from None
         raise PerfdError(f"{folder} has no saved page ({PAGE_FILE}). {_instead(folder)}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise PerfdError(f"{path} is damaged: {error}.") from error

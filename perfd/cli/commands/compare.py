@@ -17,6 +17,7 @@ from perfd.cli.arguments import positive
 from perfd.cli.commands.bench_serving import SCHEMA as BENCH_SCHEMA
 from perfd.cli.commands.bench_serving import document as document_of_benchmark
 from perfd.cli.commands.bench_serving import results_of
+from perfd.cli.named_runs import summary_or_path
 from perfd.cli.recording_playback import play
 from perfd.cli.terminal import Terminal
 from perfd.cli.terminal_table import TerminalTable
@@ -34,7 +35,6 @@ from perfd.report.comparison import (
     measures_of_trace,
     one_job,
     results_in,
-    summary_of_run,
     to_json,
 )
 from perfd.report.comparison.comparison_report import (
@@ -161,7 +161,7 @@ def _measured(name: str, args: argparse.Namespace) -> MeasuredRun:
     if names_recording(name):
         summaries = play(find_recording(name)).summaries
         return measures_of_summary(one_job(list(summaries), args.job, name), name)
-    path = summary_of_run(path)
+    path = summary_or_path(path)
     found = _own_document(path)
     if found is not None and found["schema"] in trace_json.SCHEMAS:
         return measures_of_trace(found, name)

@@ -16,16 +16,18 @@ from perfd import logs
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.analysis.findings import finding_json
 from perfd.cli.aggregator_client import add_aggregator, get, get_jobs, url_of
+from perfd.cli.named_runs import summary_or_path
 from perfd.cli.recording_playback import play
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording.recording_format import find_recording
-from perfd.report.comparison import read_summary, summary_of_run
-from perfd.session.text import checklist_in_words, findings_in_words, fitted
+from perfd.report.comparison import read_summary
+from perfd.session.text import Alert, checklist_in_words, findings_in_words, fitted
 
 SCHEMA = "perfd.diagnosis/2"
 _HELP = """\
 Diagnoses what limits a job and what else costs it time: each finding with evidence, source, confidence,
-culprits and advice. Reads the aggregator's running jobs, a recording, or the output of `perfd run`.
+culprits and advice; of a running job also the alerts that fire. Reads the aggregator's running jobs, a
+recording, or the output of `perfd run`.
 """
 _EPILOG = f"""\
 With --json it prints one object: {{"schema": "{SCHEMA}", "jobs": [{{"name", "bottleneck",
@@ -62,15 +64,23 @@ def run(args: argparse.Namespace) -> int:
     """Print the diagnosis."""
     if args.recording and (args.aggregator or args.job):
         raise PerfdError("Name a recording, or an aggregator and its job: not both.")
+    firing: Sequence[Alert] = ()
     if args.recording:
         summaries = _of_recording(args.recording)
         over = {summary.name for summary in summaries}
     else:
-        summaries, over = _live(url_of(args), args.job)
+        url = url_of(args)
+        summaries, over = _live(url, args.job)
+        if not args.json and not args.checklist:
+            firing = get(url, "/api/v1/alerts?state=firing")["alerts"]
     if args.json:
         print(json.dumps(document(summaries, checklist=args.checklist)))
     else:
-        blocks = checklist_in_words(summaries) if args.checklist else findings_in_words(summaries, over=over)
+        blocks = (
+            checklist_in_words(summaries)
+            if args.checklist
+            else findings_in_words(summaries, over=over, firing=firing)
+        )
         print(fitted("\n".join(blocks), sys.stdout), end="")
     return 0
 
@@ -98,7 +108,7 @@ def _job(summary: JobSummary) -> dict[str, Any]:
 
 def _of_recording(name: str) -> Sequence[JobSummary]:
     logs.configure("error")
-    summary = summary_of_run(Path(name))
+    summary = summary_or_path(Path(name))
     if summary.is_file():
         return read_summary(summary)
     try:

@@ -12,13 +12,14 @@ from urllib.parse import quote
 from perfd.aggregator.web_api import SavedRun
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.commands.serving import add_theory_arguments
+from perfd.cli.named_runs import summary_or_path
 from perfd.cli.recording_playback import play
 from perfd.cli.serving.serving_report import serving_report
 from perfd.cli.traces import trace_reading
 from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
-from perfd.report.comparison import jobs_of, one_job, read_summary, summary_of_run
+from perfd.report.comparison import jobs_of, one_job, read_summary
 from perfd.report.render.markdown import to_markdown
 from perfd.report.render.report_writer import to_json, write_report
 from perfd.report.report_model import Report
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     """Report on one job or capture."""
     if args.since is not None and (args.source or not args.job):
         raise PerfdError("--since is of a job of the aggregator: name it with --job, without a file.")
-    source = None if args.source is None else summary_of_run(args.source)
+    source = None if args.source is None else summary_or_path(args.source)
     if source is None:
         report = _of_aggregator(args)
     elif (of_server := serving_report(source, args)) is not None:

@@ -19,7 +19,18 @@ def summary_json(summaries: Sequence[JobSummary]) -> bytes:
 
 
 def save_results(directory: Path, summaries: Sequence[JobSummary], text: str) -> None:
-    """Write both files; raises `OSError` if the disk refuses them."""
+    """Write both files, each as a whole or not at all; raises `OSError` if the disk refuses them."""
     document = msgspec.json.format(summary_json(summaries), indent=1)
-    (directory / SUMMARY_JSON).write_bytes(document + b"\n")
-    (directory / SUMMARY_TEXT).write_text(text, encoding="utf-8")
+    _write(directory / SUMMARY_JSON, document + b"\n")
+    _write(directory / SUMMARY_TEXT, text.encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    except OSError:
+        # Nor does the part stay on a disk that is full.
+        part.unlink(missing_ok=True)
+        raise

@@ -125,8 +125,10 @@ def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> 
     return lines
 
 
-def findings_in_words(summaries: Sequence[JobSummary], *, over: Collection[str] = ()) -> list[str]:
-    """All findings of each job, the bottleneck first, one block per finding.
+def findings_in_words(
+    summaries: Sequence[JobSummary], *, over: Collection[str] = (), firing: Sequence[Alert] = ()
+) -> list[str]:
+    """All findings of each job, the bottleneck first, one block per finding, then its alerts of `firing`.
 
     Of jobs whose names are in `over`, advice is for the next run.
     """
@@ -142,6 +144,8 @@ def findings_in_words(summaries: Sequence[JobSummary], *, over: Collection[str] 
         blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
         blocks += _bandwidths(summary)
         blocks += ["\n".join([*_troubles(summary)[1:], ""])] if summary.troubles else []
+        if mine := [alert for alert in firing if alert["job"] == summary.name]:
+            blocks.append("\n".join(["Alerts that fire now:", *_oldest_first(mine), ""]))
     return [printable(f"{block}\n" if block.startswith("#") else block) for block in blocks]
 
 
@@ -157,7 +161,8 @@ def _trouble(trouble: ErrorSummary) -> str:
     when = f"after step {trouble.step}" if trouble.step is not None else ""
     often = f"{trouble.count} times" if trouble.count > 1 else ""
     facts = ", ".join(fact for fact in (who, when, often) if fact)
-    message = textwrap.shorten(trouble.message, _TROUBLE_CHARACTERS, placeholder=" ...")
+    # Some exceptions have their text in the lines below.
+    message = textwrap.shorten(trouble.message, _TROUBLE_CHARACTERS, placeholder=" ...").removesuffix(":")
     return f"{message}{f' ({facts})' if facts else ''}"
 
 
@@ -182,8 +187,11 @@ def _finding(finding: Finding, *, over: bool) -> list[str]:
 def _alerts(alerts: Sequence[Alert]) -> list[str]:
     if not alerts:
         return ["No alerts fired."]
-    oldest_first = sorted(alerts, key=lambda alert: float(alert["fired_at_unix_s"] or 0))
-    return ["Alerts that fired:", *map(_alert, oldest_first)]
+    return ["Alerts that fired:", *_oldest_first(alerts)]
+
+
+def _oldest_first(alerts: Sequence[Alert]) -> list[str]:
+    return [_alert(one) for one in sorted(alerts, key=lambda alert: float(alert["fired_at_unix_s"] or 0))]
 
 
 def _alert(alert: Alert) -> str:
