@@ -249,7 +249,7 @@ def test_a_suspect_is_a_series_an_alert_and_an_answer_with_a_command(clock, caps
         assert main(["nodes", "--aggregator", url, "--node", "n0"]) == 0
         assert "XID 79" in capsys.readouterr().out
         assert main(["nodes", "--aggregator", url, "--incident", "link_down"]) == 0
-        assert "No such node" in capsys.readouterr().out
+        assert "No such node was blamed; `perfd nodes --all`" in capsys.readouterr().out
         assert main(["nodes", "--aggregator", url, "--node", "nobody"]) == 2
         assert "nobody" in capsys.readouterr().err
 
@@ -353,3 +353,10 @@ def test_no_round_looks_at_a_whole_fleet_and_each_node_has_its_turn_every_five_s
     later = [node for seen in rounds[6:26] for node in seen]
     assert Counter(later) == dict.fromkeys(state.fleet.nodes, 4)
     assert max(map(len, rounds[1:])) <= 80
+
+
+def test_without_a_blamed_node_all_nodes_are_one_option_away(clock, capsys):
+    with aggregator(clock, http_listen="127.0.0.1:0") as running:
+        running.tick()
+        assert main(["nodes", "--aggregator", f"http://{running.http_address}"]) == 0
+        assert "No node was blamed yet; `perfd nodes --all` lists the others, too." in capsys.readouterr().out

@@ -61,11 +61,7 @@ def _wanted(node: Mapping[str, Any], args: argparse.Namespace) -> bool:
 def _show(nodes: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
     console = Terminal()
     if not nodes:
-        console.print(
-            "No such node: `perfd nodes --all` lists those that nothing blamed, too."
-            if not args.all
-            else "No node yet."
-        )
+        console.print(_none(args))
         return
     console.print(node_table(nodes))
     for node in nodes:
@@ -79,6 +75,15 @@ def _show(nodes: Sequence[Mapping[str, Any]], args: argparse.Namespace) -> None:
             drain = node["drain"]
             when = _time(drain["unix_s"])
             console.print(f"{node['node']}: perfd drained it at {when}: {drain['outcome']}", markup=False)
+
+
+def _none(args: argparse.Namespace) -> str:
+    if args.all:
+        return "No node yet."
+    which = (
+        "No such node was blamed" if args.suspects or args.kind or args.incident else "No node was blamed yet"
+    )
+    return f"{which}; `perfd nodes --all` lists the others, too."
 
 
 def node_table(nodes: Sequence[Mapping[str, Any]]) -> TerminalTable:

@@ -129,7 +129,7 @@ def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
     text = in_words(result.summaries, result.alerts, [*result.warnings, *_captures(result)])
     print(fitted(text, sys.stdout), end="")
     factor = f", {result.played_s / result.took_s:.0f} times real time" if fast else ""
-    print(f"\nPlayed {duration(result.played_s)} in {duration(result.took_s)}{factor}.")
+    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.1f} s{factor}.")
 
 
 def _captures(result: ReplayResult) -> list[str]:

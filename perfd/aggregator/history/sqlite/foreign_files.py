@@ -1,4 +1,4 @@
-"""Whether a file is of another program: `history.path` may name any file, and a damaged history is renamed."""
+"""Whether a file is of another program: `history.path` may name any file, and a damaged one is renamed."""
 
 from __future__ import annotations
 
