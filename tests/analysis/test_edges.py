@@ -137,6 +137,18 @@ def test_of_ranks_that_are_late_together_the_one_is_named_whose_own_excess_expla
     assert named(0.06, 0.1) is None
 
 
+def test_of_ranks_that_are_late_together_the_one_whose_gpu_idles_is_named_before_the_slower_one():
+    def named(*idle: int) -> int | None:
+        found = late([LATE, replace(LATE, rank=3, slowdown_ratio=1.0)], idle=idle)
+        assert found is not None
+        return found.rank.rank if found.rank else None
+
+    assert named(1, 3) == 3
+    # Both, or neither: nothing is shown by it.
+    assert named(2, 3) == 2
+    assert named() == 2
+
+
 def test_of_ranks_that_are_late_together_none_is_named_where_operations_of_one_were_lost():
     def named(seen_ratio: float) -> int | None:
         slow = replace(LATE, excess_ratio=0.1, seen_ratio=1.0)

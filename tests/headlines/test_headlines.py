@@ -375,6 +375,14 @@ def test_ranks_of_a_silent_loop_that_are_late_in_turn_are_not_blamed(watched: Wa
     assert not watched.too_many_flips
 
 
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random64")], indirect=True)
+def test_of_two_stages_that_are_late_together_the_host_whose_gpu_idles_stays_named(watched: Watched) -> None:
+    (busy,) = [one.phase for one in watched.of_phases if one.phase.fault == "busy"]
+    blamed = [look.blamed for look in watched.looks if look.blamed and look.unix_s > busy.begin_unix_s]
+    assert blamed
+    assert set(blamed) == {frozenset({2})}
+
+
 @pytest.mark.parametrize("watched", [_of(RANDOM / "random54")], indirect=True)
 def test_a_gpu_that_computes_for_three_percent_longer_than_its_peers_is_not_blamed(watched: Watched) -> None:
     """It costs 2.3% of a step, and 3.3% (standard error 0.5%) in two looks."""

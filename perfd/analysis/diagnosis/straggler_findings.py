@@ -49,6 +49,9 @@ _EXPLAINS = 0.6
 _MOSTLY_SEEN = 0.8
 """Least share of a rank's operations that must be known: the rank that lost more of them seems to wait less.
 Chosen."""
+_ALONE_IDLE = (
+    "Of the ranks that are late, only its GPU runs no kernel in the time by which steps are longer (NVML)."
+)
 _APART = 2.0
 """How many times as far above its peers the slowest must be as the next one that is late."""
 
@@ -103,6 +106,7 @@ def _last_to_arrive(facts: JobEvidence) -> Finding | None:
     arrivals = late(
         facts.nccl.ranks,
         {straggler.rank for straggler in others},
+        idle=_idle_in_longer_steps(facts),
         steps_known=facts.step_time.median is not None,
         inner_groups=any((size or 1) > 1 for size in (layout.tp, layout.cp, layout.pp)),
     )
@@ -186,11 +190,12 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         f" collectives ({facts.nccl.source})."
     )
     own = _own_kernels(facts, slow, arrivals.gain_ratio)
+    alone_idle = _idle_among(arrivals.together, _idle_in_longer_steps(facts)) == slow.rank
     evidence = [
         arrival,
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
         *_over(slow),
-        *_of_those(arrivals, slow),
+        *([_ALONE_IDLE] if alone_idle else _of_those(arrivals, slow)),
         *stalls_of(facts, slow.rank),
         *(described(straggler) for straggler in agreeing),
     ]
@@ -262,15 +267,17 @@ def late(
     ranks: Sequence[NcclRank],
     named_elsewhere: Collection[int] = (),
     *,
+    idle: Collection[int] = (),
     steps_known: bool = True,
     inner_groups: bool = False,
 ) -> Late | None:
     """The rank that its peers wait for in NCCL's kernels, if enough is caused by one, else None.
 
     Persistence and magnitude are both needed: by chance some rank is always the last, and one that is always
-    the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow.
-    Before `steps_known`, operations of one size count as a step each. With `inner_groups` ranks may be late
-    because of others that are late with them.
+    the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow,
+    and `idle` those whose GPUs run no kernel in the time by which steps are longer. Before `steps_known`,
+    operations of one size count as a step each. With `inner_groups` ranks may be late because of others that
+    are late with them.
     """
     least_ratio = (
         THRESHOLDS.straggler_certain_wait_ratio
@@ -286,7 +293,7 @@ def late(
     least = (worst.gain_ratio or 0) / 2
     together = [rank for rank in ranks if _persistent(rank) or (rank.gain_ratio or 0) >= least]
     return Late(
-        rank=_slowest(together, named_elsewhere, inner_groups=inner_groups),
+        rank=_slowest(together, named_elsewhere, idle, inner_groups=inner_groups),
         together=tuple(rank.rank for rank in together),
         gain_ratio=worst.gain_ratio or 0.0,
         last_ratio=worst.last_ratio or 0.0,
@@ -325,13 +332,34 @@ def _costly(rank: NcclRank, least_ratio: float) -> bool:
     return (rank.gain_ratio or 0) >= least
 
 
+def _idle_in_longer_steps(facts: JobEvidence) -> set[int]:
+    """Ranks whose GPUs run no kernel in the time by which steps are longer, unless some GPU has more work."""
+    longer = facts.longer_steps
+    if longer is None or (longer.computing_ratio > THRESHOLDS.late_hosts_waiting_compute_ratio).any():
+        return set()
+    return set(longer.ranks[longer.running_ratio <= THRESHOLDS.late_hosts_idle_ratio].tolist())
+
+
+def _idle_among(together: Sequence[int], idle: Collection[int]) -> int | None:
+    """The host that is late of ranks that are late together: the others wait for it in kernels of NCCL."""
+    found = [rank for rank in together if rank in idle]
+    return found[0] if len(found) == 1 < len(together) else None
+
+
 def _slowest(
-    together: Sequence[NcclRank], named_elsewhere: Collection[int], *, inner_groups: bool
+    together: Sequence[NcclRank],
+    named_elsewhere: Collection[int],
+    idle: Collection[int],
+    *,
+    inner_groups: bool,
 ) -> NcclRank | None:
     confirmed = [rank for rank in together if rank.rank in named_elsewhere]
     if confirmed:
         return confirmed[0]
     alone = len(together) == 1
+    late_host = _idle_among([rank.rank for rank in together], idle)
+    if late_host is not None:
+        return next(rank for rank in together if rank.rank == late_host)
     if alone and not inner_groups:
         return together[0]
     if any(rank.seen_ratio is not None and rank.seen_ratio < _MOSTLY_SEEN for rank in together):
