@@ -353,13 +353,13 @@ def _slowest(
     *,
     inner_groups: bool,
 ) -> NcclRank | None:
-    confirmed = [rank for rank in together if rank.rank in named_elsewhere]
+    late_host = _idle_among([rank.rank for rank in together], idle)
+    confirmed = [rank for rank in together if rank.rank in named_elsewhere] or [
+        rank for rank in together if rank.rank == late_host
+    ]
     if confirmed:
         return confirmed[0]
     alone = len(together) == 1
-    late_host = _idle_among([rank.rank for rank in together], idle)
-    if late_host is not None:
-        return next(rank for rank in together if rank.rank == late_host)
     if alone and not inner_groups:
         return together[0]
     if any(rank.seen_ratio is not None and rank.seen_ratio < _MOSTLY_SEEN for rank in together):
