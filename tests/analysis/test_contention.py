@@ -45,8 +45,8 @@ def test_the_rank_whose_threads_wait_for_a_cpu_is_named_beside_the_others() -> N
     assert finding.culprits == (Culprit(kind="rank", id=3),)
     waiting, wanting = finding.evidence
     assert waiting == (
-        "The host of rank 3 is late: its threads wait 38.0% of the time for a CPU (kernel); of other ranks:"
-        " 0.3%."
+        "The host of rank 3 is late: its threads wait 38.0% of the time for a CPU (kernel); those of other"
+        " ranks 0.3%."
     )
     assert wanting == "Its threads want 1.6 times the CPUs that it may use (kernel)."
 

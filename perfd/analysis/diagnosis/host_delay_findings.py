@@ -31,7 +31,7 @@ _WAITS_FOR: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: "threads are stopped in {value} of the periods of their CPU quota (cgroup)",
     RankColumn.CPU_WAIT: "threads wait {value} of the time for a CPU (kernel)",
     RankColumn.IO_WAIT: "threads wait {value} of the time for storage or swap (kernel)",
-    RankColumn.MAJOR_FAULTS: "process reads {value} memory pages per second from storage (kernel)",
+    RankColumn.MAJOR_FAULTS: "threads read {value} memory pages per second from storage (kernel)",
 }
 
 
@@ -266,22 +266,30 @@ def _gain(facts: JobEvidence, first: HostContention) -> float | None:
 
 def _sentence(one: HostContention) -> str:
     of = "most ranks" if one.of_all else rank_names(one.ranks[:_SHOWN])
-    others = "" if one.others is None else f"; of other ranks: {_value(one.column, one.others)}"
+    others = "" if one.others is None else f"; those of other ranks {_value(one.column, one.others)}"
     what = _WAITS_FOR[one.column].format(value=_value(one.column, one.value))
-    return f"The host of {of} is late: its {what}{others}."
+    hosts = f"The hosts of {of} are late: their" if _several(one) else f"The host of {of} is late: its"
+    return f"{hosts} {what}{others}."
+
+
+def _several(one: HostContention) -> bool:
+    return one.of_all or len(one.ranks[:_SHOWN]) > 1
 
 
 def _beside(one: HostContention) -> list[str]:
     found = []
+    several = _several(one)
+    their = "Their" if several else "Its"
     demand = one.beside.get(RankColumn.CPU_DEMAND)
     if demand is not None and demand >= _BUSY_CPUS:
-        found.append(f"Its threads want {demand:.1f} times the CPUs that it may use (kernel).")
+        it = "they" if several else "it"
+        found.append(f"{their} threads want {demand:.1f} times the CPUs that {it} may use (kernel).")
     others = one.beside.get(RankColumn.OTHERS_CPU)
     if others is not None and others >= THRESHOLDS.host_cpu_wait_ratio:
         found.append(f"Processes other than ranks use {percent(others)} of these CPUs (kernel).")
     remote = one.beside.get(RankColumn.REMOTE_NUMA)
     if remote is not None and remote >= THRESHOLDS.host_remote_numa_ratio:
-        found.append(f"Its threads run {percent(remote)} of their time far from their GPU (NUMA).")
+        found.append(f"{their} threads run {percent(remote)} of their time far from their GPU (NUMA).")
     return found
 
 

@@ -71,7 +71,7 @@ def _step_time(summary: JobSummary) -> str | None:
     tail = f", p95 {duration(times.p95)}" if times.p95 is not None else ""
     if (times.outlier_ratio or 0.0) > _MANY_OUTLIERS:
         tail += f" ({percent(times.outlier_ratio)} of steps are outliers, not counted)"
-    source = ", by when lines came" if summary.steps.source is StepSource.ARRIVAL else ""
+    source = ", timed by when lines arrived" if summary.steps.source is StepSource.ARRIVAL else ""
     return f"{duration(times.median)} (median){tail}{source}"
 
 
