@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
-from perfd.clock import Clock, SystemClock
+from perfd.clock import SystemClock
 from perfd.session.channel import FrameKind, MonitorChannel
 from perfd.session.job import WATCHED, ChildProcess, JobStream, OutputRelay, open_outputs
 
@@ -28,6 +28,8 @@ SUMMARY_LIMIT_S = 30.0
 MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
 """The monitor's command; `-P`, because the job's working directory must not shadow our modules."""
 
+_STDOUT, _STDERR = 1, 2
+"""Our own: what the job prints is passed on to them."""
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
 _LATE_MONITOR = "perfd: no summary: the monitor did not end within {limit:g} s after the job. See {log}."
 HOOK_COLLECTOR = "hook"
@@ -78,22 +80,15 @@ class SupervisorOptions:
     monitor: Sequence[str] = MONITOR
 
 
-def run(
-    options: SupervisorOptions,
-    *,
-    say: Callable[[str], None],
-    clock: Clock | None = None,
-    target_fds: tuple[int, int] = (1, 2),
-) -> int:
+def run(options: SupervisorOptions, *, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code (128 + n if signal n ended it).
 
-    Must be called in the main thread. `say` prints a sentence from perfd;
-    `target_fds` are the standard output and standard error to pass to.
-    Raises `CommandError` if the command cannot be started.
+    Must be called in the main thread. `say` prints a sentence from perfd. Raises `CommandError` if the
+    command cannot be started.
     """
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
-        session = _Session(options, say=say, clock=clock or SystemClock(), mask=mask, target_fds=target_fds)
+        session = _Session(options, say=say, mask=mask)
         code = session.run_job()
         # Signals sent to the job while it ended are not meant for its summary.
         while signal.sigtimedwait(WATCHED, 0) is not None:
@@ -107,21 +102,15 @@ def run(
 
 class _Session:
     def __init__(
-        self,
-        options: SupervisorOptions,
-        *,
-        say: Callable[[str], None],
-        clock: Clock,
-        mask: Collection[int],
-        target_fds: tuple[int, int],
+        self, options: SupervisorOptions, *, say: Callable[[str], None], mask: Collection[int]
     ) -> None:
         self._say = say
-        self._outputs = open_outputs(*target_fds)
+        self._outputs = open_outputs(_STDOUT, _STDERR)
         self._job = _start_job(options, self._outputs, mask)
         settings = _with_results_folder(options.settings, say)
         self._log = Path(settings.results) / "perfd.log" if settings.results else Path(os.devnull)
-        self._monitor, feed_fd = _start_monitor(options.monitor, self._log, target_fds[1])
-        self._feed = MonitorChannel(feed_fd, clock)
+        self._monitor, feed_fd = _start_monitor(options.monitor, self._log, _STDERR)
+        self._feed = MonitorChannel(feed_fd, SystemClock())
         self._feed.send(FrameKind.SETTINGS, json.dumps(asdict(settings)))
         self._feed.send(FrameKind.STARTED, str(self._job.pid))
         kinds = (FrameKind.STDOUT, FrameKind.STDERR)

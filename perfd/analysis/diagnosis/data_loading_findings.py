@@ -7,7 +7,7 @@ from enum import Enum, auto
 from perfd.analysis.diagnosis.imbalance_findings import one_rank_loads_slowly
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import DataLoading
+from perfd.analysis.steps import DataLoading, SleepingHosts
 from perfd.analysis.stragglers import Pattern, Straggler
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
@@ -71,10 +71,25 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
     hosts = facts.sleeping
     if hosts is None or (facts.data.share_ratio or 0.0) >= THRESHOLDS.data_loading_ratio:
         return None
-    asleep = percent(hosts.asleep_ratio)
+    loaders, sure = _loaders_in_words(hosts)
+    loaded = hosts.loader_workers != 0
+    return Finding(
+        kind=Kind.DATA_LOADING if loaded else Kind.LATE_HOSTS,
+        confidence=sure,
+        evidence=[*_sleep_in_words(hosts), *loaders],
+        advice=advice.SLOW_INPUT if loaded else advice.SLEEPING_HOSTS,
+        gain_ratio=hosts.gain_ratio,
+        step_s=hosts.since_s or hosts.step_s,
+        longer_for_s=hosts.longer_for_s,
+        since_step=hosts.since_step,
+    )
+
+
+def _sleep_in_words(hosts: SleepingHosts) -> list[str]:
+    """How long hosts sleep, since when, and what their GPUs do meanwhile."""
     sleep = (
-        f"Threads that launch the work sleep {asleep} of the time on every rank (kernel): their hosts wait"
-        " for something, and neither compute nor wait for a CPU."
+        f"Threads that launch the work sleep {percent(hosts.asleep_ratio)} of the time on every rank"
+        " (kernel): their hosts wait for something, and neither compute nor wait for a CPU."
     )
     evidence = [sleep]
     if hosts.since_step is not None:
@@ -105,35 +120,27 @@ def judge_sleeping_hosts(facts: JobEvidence) -> Finding | None:
         evidence.append("Hosts are less far ahead of their GPUs than before (NCCL).")
     if hosts.at_begin:
         evidence.append("That time lies between a step's last reduction and the next one's first (NCCL).")
+    return evidence
+
+
+def _loaders_in_words(hosts: SleepingHosts) -> tuple[list[str], float]:
+    """What loader workers do meanwhile, and how sure it is from that that hosts wait for data, 0 to 1."""
     busy, workers = hosts.loader_busy_ratio, hosts.loader_workers
-    loaded = workers != 0
-    if not loaded:
-        evidence.append(
+    if workers == 0:
+        unseen = (
             "No loader workers of any rank are seen: hosts may wait for data that they read themselves, for a"
             " lock, or for another process."
         )
-        sure = 0.6
-    elif busy is not None and busy >= THRESHOLDS.loader_workers_busy_ratio:
-        evidence.append(f"The {workers} loader workers of each rank are busy {percent(busy)} of the time.")
-        sure = 0.8
-    else:
-        if busy is not None and busy <= THRESHOLDS.loader_workers_asleep_ratio:
-            evidence.append(
-                f"The {workers} loader workers of each rank sleep, too: storage or a network keeps them, or"
-                " what comes after them."
-            )
-        evidence.append("A lock or a barrier between hosts would look the same.")
-        sure = 0.6
-    return Finding(
-        kind=Kind.DATA_LOADING if loaded else Kind.LATE_HOSTS,
-        confidence=sure,
-        evidence=evidence,
-        advice=advice.SLOW_INPUT if loaded else advice.SLEEPING_HOSTS,
-        gain_ratio=hosts.gain_ratio,
-        step_s=hosts.since_s or hosts.step_s,
-        longer_for_s=hosts.longer_for_s,
-        since_step=hosts.since_step,
-    )
+        return [unseen], 0.6
+    if busy is not None and busy >= THRESHOLDS.loader_workers_busy_ratio:
+        return [f"The {workers} loader workers of each rank are busy {percent(busy)} of the time."], 0.8
+    evidence = []
+    if busy is not None and busy <= THRESHOLDS.loader_workers_asleep_ratio:
+        evidence.append(
+            f"The {workers} loader workers of each rank sleep, too: storage or a network keeps them, or"
+            " what comes after them."
+        )
+    return [*evidence, "A lock or a barrier between hosts would look the same."], 0.6
 
 
 def _cause(facts: JobEvidence) -> _Cause:
