@@ -259,6 +259,14 @@ def test_a_file_that_is_no_history_is_refused_and_left_as_it_is(path, content):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_pipe_is_no_history(path):
+    path.parent.mkdir(exist_ok=True)
+    os.mkfifo(path)
+    with pytest.raises(PerfdError, match="is not a history of perfd"):
+        opened(path)
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.slow
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(25), deadline=None

@@ -18,10 +18,11 @@ _ENOUGH_OF_MAGIC = 8
 def is_foreign(path: Path) -> bool:
     """Whether the file at `path` was never a history of perfd; it is read only. Raises `OSError`.
 
-    A file that is empty, begins with zeros or has a row of a history may be one that was damaged.
+    A file that is empty, begins with zeros or has a row of a history may be one that was damaged. Devices and
+    pipes are foreign, too; a folder is not: it cannot be opened in any case.
     """
     if not path.is_file():
-        return False
+        return path.exists() and not path.is_dir()
     with path.open("rb") as opened:
         begin = opened.read(len(_MAGIC))
     if sum(map(int.__eq__, begin, _MAGIC)) >= _ENOUGH_OF_MAGIC:
