@@ -4,14 +4,13 @@ from perfd.analysis.steps.activity_by_gpu import (
     STEADY_STEPS,
     TRAINING_TIME,
     GpuActivity,
-    IdleSince,
     gpu_activity,
-    idle_since,
     newest_rows,
 )
 from perfd.analysis.steps.arrival_times import timed_by_arrival
 from perfd.analysis.steps.compute_change import ComputeChange, compute_change
 from perfd.analysis.steps.critical_batch import CriticalBatch, critical_batch
+from perfd.analysis.steps.fallen_activity import IdleSince, idle_since
 from perfd.analysis.steps.flops_check import FlopsCheck
 from perfd.analysis.steps.long_steps_cause import LongStepsCause, long_steps_cause
 from perfd.analysis.steps.longer_steps import (

@@ -33,7 +33,8 @@ from perfd.analysis.data.launch_windows import (
     slept_before_change,
 )
 from perfd.analysis.data.robust_stats import known, median
-from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity, activity_fell
+from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity
+from perfd.analysis.steps.fallen_activity import activity_fell
 from perfd.analysis.steps.longer_steps import LongerSteps, lines_needed, lines_since
 from perfd.thresholds import THRESHOLDS
 
