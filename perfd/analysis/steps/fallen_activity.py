@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -51,6 +52,21 @@ class IdleSince:
         return 1 - now / before
 
 
+class Fall(NamedTuple):
+    """When the GPU that is most active at each time became less active."""
+
+    before_ratio: float
+    """How active its multiprocessors were before, the median, and since."""
+    now_ratio: float
+    since: Ints
+    """The samples since then: rows of the `GpuTable`."""
+
+    @property
+    def ratio(self) -> float:
+        """By what part activity fell, 0 to 1."""
+        return 1 - self.now_ratio / self.before_ratio
+
+
 def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
     """Whether all GPUs run kernels for less of the time than before, in samples that no step covers yet.
 
@@ -67,13 +83,13 @@ def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
         fell = _fell_lately(gpu, running)
     if fell is None:
         return None
-    before, now, since = fell
+    since = fell.since
     begin_s, end_s = float(gpu.time_unix_s[since[0] - 1]), float(gpu.time_unix_s[since[-1]])
     # By another clock, what is newer is not known.
     if end_s > job.now_unix_s + _NEWEST_STEP_S or not _unseen_by_steps(job, begin_s, gpu.time_unix_s[since]):
         return None
     return IdleSince(
-        active_ratios=(before, now),
+        active_ratios=(fell.before_ratio, fell.now_ratio),
         idle_ratio=float((1 - running[since].mean(axis=0)).min()),
         lasts_s=end_s - begin_s,
     )
@@ -105,13 +121,12 @@ def _steps_may_be_longer(steps: StepTable, since_unix_s: Floats) -> bool:
     )
 
 
-def _fell_idle(gpu: GpuTable, running: NDArray[np.float32]) -> tuple[float, float, Ints] | None:
+def _fell_idle(gpu: GpuTable, running: NDArray[np.float32]) -> Fall | None:
     """As `activity_fell`, where each GPU runs no kernel for a good part of what activity fell by."""
     fell = activity_fell(gpu, _FEWEST_UNSEEN)
     if fell is None:
         return None
-    before, now, since = fell
-    return fell if (_idle_more(running, since, _BEFORE) >= _IDLE_PART * (1 - now / before)).all() else None
+    return fell if (_idle_more(running, fell.since, _BEFORE) >= _IDLE_PART * fell.ratio).all() else None
 
 
 def _idle_more(running: NDArray[np.float32], since: Ints, samples_before: int) -> Floats:
@@ -120,7 +135,7 @@ def _idle_more(running: NDArray[np.float32], since: Ints, samples_before: int) -
     return np.asarray(median(running[earlier], axis=0) - running[since].mean(axis=0))
 
 
-def _fell_lately(gpu: GpuTable, running: NDArray[np.float32]) -> tuple[float, float, Ints] | None:
+def _fell_lately(gpu: GpuTable, running: NDArray[np.float32]) -> Fall | None:
     """As `activity_fell`, where few samples before it are as usual: after a start, or after another fault.
 
     Then all GPUs must idle together, as they never did since the job began to train.
@@ -143,8 +158,9 @@ def _fell_lately(gpu: GpuTable, running: NDArray[np.float32]) -> tuple[float, fl
         # The sample before may hold some of both.
         ever = _idle_together(running[earlier[:-1]], newest).max(initial=0.0)
         idle = float(_idle_more(running, since, _FEWEST_UNSEEN).mean())
-        if together >= max(_IDLE, _NEW * ever) and idle >= _IDLE_PART * (1 - now / before):
-            return before, now, since
+        fell = Fall(before, now, since)
+        if together >= max(_IDLE, _NEW * ever) and idle >= _IDLE_PART * fell.ratio:
+            return fell
     return None
 
 
@@ -155,8 +171,8 @@ def _idle_together(running: NDArray[np.float32], length: int) -> Floats:
     return np.asarray(1 - sliding_window_view(running, length, axis=0).mean(axis=2).max(axis=1))
 
 
-def activity_fell(gpu: GpuTable, fewest_since: int) -> tuple[float, float, Ints] | None:
-    """How active the most active GPU was before it fell, how active it is since, and the samples since."""
+def activity_fell(gpu: GpuTable, fewest_since: int) -> Fall | None:
+    """When the most active GPU became less active; None if it did not, or for fewer than these samples."""
     active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
     if active is None or not active.shape[1]:
         return None
@@ -171,4 +187,4 @@ def activity_fell(gpu: GpuTable, fewest_since: int) -> tuple[float, float, Ints]
         return None
     change = len(rows) - since
     before, now = (float(np.median(part)) for part in (level[rows[:change][-_BEFORE:]], level[rows[change:]]))
-    return before, now, np.asarray(rows[change:])
+    return Fall(before, now, np.asarray(rows[change:]))

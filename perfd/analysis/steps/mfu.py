@@ -240,11 +240,11 @@ def _missing(
     shaped = described is not None and described.model is not None
     counted = None if flops is not None else _counted_in_words(described)
     if shaped and tokens is None and flops is None and counted is None:
-        return "How many tokens a step has is unknown: set --tokens-per-step, or use perfd.hook."
+        return "The tokens per step are unknown: set --tokens-per-step, or use perfd.hook."
     if flops is None and not shaped and counted is None:
         return (
-            "How many FLOPs a step takes is unknown: set --flops-per-step, or --model-config with tokens per"
-            " step, or use perfd.hook."
+            "The FLOPs per step are unknown: set --flops-per-step, or --model-config with tokens per step, or"
+            " use perfd.hook."
         )
     if not gpu_infos(job) or flops is None:
         unshared = "How many GPUs share the job's work is unknown: no rank is seen on a GPU."

@@ -243,16 +243,15 @@ def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
     fell = None if each.pace is not None else activity_fell(gpu, _FEWEST_SAMPLES)
     if fell is None:
         return None
-    before, now, since = fell
-    began_unix_s = float(gpu.time_unix_s[since[0] - 1])
-    lasts_s = float(gpu.time_unix_s[since[-1]]) - began_unix_s
+    began_unix_s = float(gpu.time_unix_s[fell.since[0] - 1])
+    lasts_s = float(gpu.time_unix_s[fell.since[-1]]) - began_unix_s
     if _steps_as_short(each, began_unix_s, lasts_s):
         return None
     return _Change(
         began_unix_s=began_unix_s,
         lasts_s=lasts_s,
-        gain_ratio=1 - now / before,
-        shown={"active_ratios": (before, now)},
+        gain_ratio=fell.ratio,
+        shown={"active_ratios": (fell.before_ratio, fell.now_ratio)},
     )
 
 
