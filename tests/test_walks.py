@@ -109,6 +109,7 @@ _BESIDE_THE_OPERATION = _OF_EVERY_RECORD | {
     "analysis/findings/*": "the finding",
     "analysis/hang/*": "hangs",
     "analysis/layout/*": "links and groups",
+    "analysis/data/training_time.py": "other numbers of the job",
     "analysis/steps/*": "other numbers of the job",
     "analysis/stragglers/*": "ranks by timers and GPUs",
     "formatting.py": "the finding's sentences",

@@ -8,9 +8,9 @@ from analysis.jobs import gpu_table, job_data, step_table
 from analysis.test_nccl import DP4, table
 
 from perfd.analysis.data.job_data import GpuKey, GpuTable
+from perfd.analysis.data.training_time import training_samples
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Finding, Kind
-from perfd.analysis.steps.training_time import training_samples
 from perfd.model import GpuColumn, StepSource
 from tests.support.nccl_records import NcclTime
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, StepTable
 from perfd.analysis.data.robust_stats import mean, median
+from perfd.analysis.data.training_time import training_samples
 from perfd.analysis.steps.steady_steps import lines_are_means
-from perfd.analysis.steps.training_time import training_samples
 from perfd.model import GpuColumn
 
 STEADY_STEPS, TRAINING_TIME = "steady steps", "training time"
