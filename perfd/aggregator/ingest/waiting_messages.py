@@ -13,8 +13,8 @@ from perfd.errors import RefusedError
 FEWEST_AGENTS = 50
 """With fewer, messages do not wait: so few others come in that time that nothing is saved."""
 _WITHIN_S = 0.25
-"""So long a message waits at most. Chosen: of 50 agents with a batch a second, 12 come in that time. What a round
-sees is older by no more."""
+"""So long a message waits at most, and what a round sees is older by no more. Chosen: of 50 agents with
+a batch a second, 12 come in that time."""
 _MOST = 64
 """Messages that are taken at once, in some 3 ms."""
 
