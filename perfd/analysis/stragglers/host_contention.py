@@ -15,6 +15,9 @@ from perfd.thresholds import THRESHOLDS
 _CPUS = (RankColumn.CPU_WAIT, RankColumn.CPU_THROTTLED)
 _MOST_NAMED_RATIO = 0.5
 """Of the ranks: where more of them wait, it is the job that does and no rank of it."""
+_ALIKE = 2 / 3
+"""Of the longest wait: who waits for so much of it waits as the first does, also a little below a threshold.
+Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +49,12 @@ def host_contention(table: HostWaitTable | None) -> tuple[HostContention, ...]:
         if values is None:
             continue
         waits = np.nan_to_num(values)
-        late = np.flatnonzero(waits >= least)
-        if not len(late):
+        if not (waits >= least).any():
             continue
+        waiting = (waits >= least) | (waits >= _ALIKE * waits.max())
+        late = np.flatnonzero(waiting)
         order = late[np.argsort(-waits[late], kind="stable")]
-        rest = values[waits < least]
+        rest = values[~waiting]
         found.append(
             HostContention(
                 column=column,
