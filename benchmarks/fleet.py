@@ -3,11 +3,13 @@
     python -m benchmarks.fleet [--nodes 1000] [--jobs 50] [--seconds 30] [--kept-s 120]
                                [--uplink grpc nats] [--restart-every-s 5] [--skew-s 120]
                                [--nccl 100] [--partition-s 10] [--recorded FILE]
-                               [--beside CHECKOUT] [--pace-s 1] [--settled-s 5] [--json]
+                               [--beside CHECKOUT] [--pace-s 1] [--settled-s 5]
+                               [--spread-s 0.95] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
 that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
-page is read every 15 s, as Prometheus does. With `--beside` the perfd of another checkout takes the
+page is read every 15 s, as Prometheus does. All send at the same instant, as agents do whose clocks agree;
+with `--spread-s` evenly within that time. With `--beside` the perfd of another checkout takes the
 same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
 in that of the aggregator. With `--pace-s N` the seconds of agents and aggregator last N seconds, for
 more agents than this machine can drive at once. Rounds are counted `--settled-s` after the burst: beyond 30 s
@@ -66,6 +68,7 @@ def measure(
     partition_s: int = 0,
     pace_s: float = 1.0,
     settled_s: int = _SETTLED_S,
+    spread_s: float = 0.0,
 ) -> dict[str, Any]:
     """The figures of one aggregator that starts empty; a second of the agents lasts `pace_s`.
 
@@ -84,7 +87,15 @@ def measure(
         while server is not None and not aggregator.values().get("perfd_nats_reading"):
             time.sleep(0.1)
         away = partition_range(seconds, partition_s)
-        drive = _Drive(aggregator, rounds, traffic, partitioned=away, pace_s=pace_s, settled_s=settled_s)
+        drive = _Drive(
+            aggregator,
+            rounds,
+            traffic,
+            partitioned=away,
+            pace_s=pace_s,
+            settled_s=settled_s,
+            spread_s=spread_s,
+        )
         driven = asyncio.run(drive.run(seconds, kept_s, server))
         peak_bytes = aggregator.peak_bytes()
     return {
@@ -119,8 +130,9 @@ class _Drive:
         partitioned: range,
         pace_s: float,
         settled_s: int,
+        spread_s: float,
     ) -> None:
-        self._pace_s, self._settled_s = pace_s, settled_s
+        self._pace_s, self._settled_s, self._spread_s = pace_s, settled_s, spread_s
         self._aggregator = aggregator
         self._rounds = rounds
         self._traffic = traffic
@@ -225,6 +237,7 @@ class _Drive:
         held.append(self._traffic.batch(node, sequence, now_ns))
         if away and node % 2:
             return
+        await asyncio.sleep(self._spread_s * node / self._traffic.nodes)
         self._sent += len(held)
         self._held[node] = []
         await agent.send(held)
@@ -277,6 +290,9 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=1, help="how often each is measured")
     parser.add_argument("--pace-s", type=float, default=1.0, help="how long a second of the agents lasts")
     parser.add_argument("--settled-s", type=int, default=_SETTLED_S, help="after the burst, not counted")
+    parser.add_argument(
+        "--spread-s", type=float, default=0.0, help="within which agents send, as if clocks disagreed"
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     traffic = Traffic(
@@ -300,6 +316,7 @@ def main() -> None:
                     partition_s=args.partition_s,
                     pace_s=args.pace_s,
                     settled_s=args.settled_s,
+                    spread_s=args.spread_s,
                 )
                 complete &= result["sent_batches"] == result["taken_batches"]
                 print(json.dumps(result) if args.json else _text(result), flush=True)

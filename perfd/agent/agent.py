@@ -20,6 +20,7 @@ from perfd.agent.collection import (
     Schedule,
     Tap,
     TaskState,
+    common_start_s,
 )
 from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
@@ -275,7 +276,8 @@ class Agent:
         # Real time paces this thread; only `step` follows a clock driven by the owner.
         interval_s = self._config.uplink.batch_interval_s
         # Between the collectors' ticks: at the same time, half of the batches would just miss a reading.
-        schedule = Schedule(interval_s=interval_s, start_s=time.monotonic() + interval_s / 4)
+        start_s = common_start_s(interval_s, SystemClock()) + interval_s / 4
+        schedule = Schedule(interval_s=interval_s, start_s=start_s)
         origin_due_s = time.monotonic() + _ORIGIN_INTERVAL_S
         flush_s = schedule.next_s
         while not self._stopping.is_set():

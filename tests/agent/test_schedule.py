@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.agent.collection.collector_runner import Schedule
+from perfd.agent.collection.collector_runner import Schedule, common_start_s
+from perfd.clock import VirtualClock
 
 
 def test_the_first_tick_is_due_at_the_start() -> None:
@@ -44,3 +45,20 @@ def test_waiting_until_the_next_tick_always_makes_it_due_and_misses_none(
         assert schedule.due(now_s)
         assert schedule.take(now_s) == 0
         assert not schedule.due(now_s)
+
+
+@given(
+    interval_s=st.sampled_from([0.05, 0.1, 1.0, 5.0, 60.0]), started_s=st.lists(st.floats(0, 1e4), min_size=2)
+)
+def test_agents_that_start_at_different_times_have_their_ticks_at_the_same_instants(
+    interval_s: float, started_s: list[float]
+) -> None:
+    ticks_unix_s = []
+    for since_s in started_s:
+        clock = VirtualClock(start_unix_ns=1_800_000_000_123_456_789)
+        clock.advance(since_s)
+        start_s = common_start_s(interval_s, clock)
+        assert clock.monotonic_s() - interval_s < start_s <= clock.monotonic_s()
+        ticks_unix_s.append(clock.unix_ns() / 1e9 - clock.monotonic_s() + start_s)
+    for tick_unix_s in ticks_unix_s:
+        assert tick_unix_s / interval_s == pytest.approx(round(tick_unix_s / interval_s), abs=1e-4)

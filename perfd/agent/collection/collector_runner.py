@@ -51,6 +51,15 @@ class Schedule:
         return math.floor((now_s - self._start_s) / self._interval_s + _ROUNDING)
 
 
+def common_start_s(interval_s: float, clock: Clock) -> float:
+    """The start, now or less than `interval_s` ago, of a schedule with ticks at multiples of it in Unix time.
+
+    Agents of a fleet, whose clocks agree, then read at the same instants, and their batches come together: an
+    aggregator wakes up once for many of them, which costs it less than a third of waking up for each.
+    """
+    return clock.monotonic_s() - clock.unix_ns() % round(interval_s * 1e9) / 1e9
+
+
 class Runner:
     """Calls each task at its interval; the task hands its records to `deliver`.
 
@@ -129,7 +138,12 @@ class Runner:
     def _loop(self, task: CollectorTask, opening: _Opening) -> None:
         if not opening.run():
             return
-        schedule = Schedule(interval_s=task.interval_s, start_s=self._clock.monotonic_s())
+        schedule = Schedule(interval_s=task.interval_s, start_s=common_start_s(task.interval_s, self._clock))
+        if not self._stop.is_set():
+            now_s = self._clock.monotonic_s()
+            # Changes between two readings that are too close are noise.
+            schedule.take(now_s + task.interval_s / 2)
+            task.deliver_due(self._deliver, now_s)
         while not task.state.finished:
             if self._stop.wait(max(0.0, schedule.next_s - self._clock.monotonic_s())):
                 # The last lines of a log are often the ones that matter.
