@@ -16,7 +16,7 @@ _CPUS = (RankColumn.CPU_WAIT, RankColumn.CPU_THROTTLED)
 _MOST_NAMED_RATIO = 0.5
 """Of the ranks: where more of them wait, it is the job that does and no rank of it."""
 _ALIKE = 2 / 3
-"""Of the longest wait: a rank that waits for this share of it waits as the first does, also below a threshold.
+"""Of the longest wait: one that waits for this share of it waits as the first does, even below a threshold.
 Chosen."""
 
 
