@@ -47,6 +47,9 @@ async def _looked(connector: NatsConnector, config: NatsListenConfig, servers: s
     )
     try:
         found = await client.jetstream(timeout=_ANSWER_WITHIN_S).stream_info(config.stream)
+        if found.cluster is not None and not found.cluster.leader:
+            # A leader that lost its followers steps down, and answers all the same.
+            return replace(unread, answers=False)
         first = await _consumers(client, config.stream)
         if any(one.num_pending for one in first.known):
             await asyncio.sleep(_BETWEEN_LOOKS_S)

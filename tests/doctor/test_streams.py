@@ -126,15 +126,24 @@ def test_a_real_stream_is_judged_by_what_its_server_says(tmp_path: Path) -> None
     assert judged(server)[0] is Level.FAIL
 
 
+async def leader(js: Any) -> str:
+    found = await js.stream_info("perfd")
+    return str(found.cluster.leader)
+
+
 @pytest.mark.system
-def test_a_stream_without_a_leader_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("led", [True, False], ids=["the leader is left", "a follower is left"])
+def test_a_stream_without_a_leader_is_named(led: bool, tmp_path: Path) -> None:
     with nats_cluster(tmp_path) as servers:
         servers[0].ask(lambda js: with_stream(js, num_replicas=3))
         level, what = judged(servers[0], replicas=3)
         assert (level, "led by s" in what) == (Level.OK, True)
+        number = int(servers[0].ask(leader).removeprefix("s"))
+        left = servers[number if led else (number + 1) % 3]
         # One of three cannot elect a leader.
-        for server in servers[1:]:
-            server.kill()
+        for server in servers:
+            if server is not left:
+                server.kill()
         # A leader that is alone steps down after some seconds.
-        seconds_until(lambda: judged(servers[0], replicas=3)[0] is Level.FAIL)
-        assert "no leader" in judged(servers[0], replicas=3)[1]
+        seconds_until(lambda: judged(left, replicas=3)[0] is Level.FAIL)
+        assert "no leader" in judged(left, replicas=3)[1]
