@@ -23,7 +23,7 @@ from perfd.config import (
     RulesConfig,
     UplinkConfig,
 )
-from perfd.model import TrainingStep
+from perfd.model import JobOrigin, TrainingStep
 
 WAIT_S = 60.0
 
@@ -50,11 +50,11 @@ class Node:
             timeouts=Timeouts(acknowledgement_s=5.0),
         )
 
-    def produce(self, count: int = 1) -> int:
-        """Make batches of one step each, the step being the sequence; returns the last."""
+    def produce(self, count: int = 1, *origin: JobOrigin) -> int:
+        """Make batches, each of a step that is the sequence, and the origin; returns the last."""
         for _ in range(count):
             step = self.spool.last_sequence + 1
-            self.batcher.add([TrainingStep(job=self.job, step=step)])
+            self.batcher.add([*origin, TrainingStep(job=self.job, step=step)])
             self.batcher.flush(time.time_ns())
         self.uplink.notify()
         return self.spool.last_sequence

@@ -177,25 +177,32 @@ def test_a_stream_that_takes_nothing_is_not_noticed(tmp_path: Path) -> None:
 @pytest.mark.system
 def test_a_connection_without_a_lease_is_kept_for_what_agents_publish(tmp_path: Path) -> None:
     """As after the loss of the server that leads the leases, until they can be renewed."""
-    with NatsServer(tmp_path) as server, aggregator(None, server.address):
+    with NatsServer(tmp_path) as server, aggregator(None, server.address) as creating:
         # The stream exists; nothing is read of it.
-        pass
+        assert until(lambda: creating._nats is not None and creating._nats.progress.reading)
     with server:
         nats = NatsListenConfig(servers=[server.address], group=NatsGroupConfig(partitions=1))
         config = AggregatorConfig(http_listen=None, rules=RulesConfig(builtin=False), nats=nats)
         partition = Partition(number=0, count=1, epoch=1, held=lambda: False, serves=lambda: True)
         with node(tmp_path / "n0", server.address, partitions=1) as one:
             # It has its connection, and the stream what it published.
-            one.produce(3)
+            last = one.produce(3)
+            assert until(lambda: one.uplink.state.acknowledged_sequence == last)
             running = Aggregator(config, manual=True, partition=partition)
             running.start()
-            try:
 
-                def arrives() -> bool:
-                    one.produce()
+            def through_one_connection() -> bool:
+                """Whether 20 batches come before the aggregator, or anything else, connects again."""
+                connections, first = server.get("/varz")["total_connections"], running.state.counters.batches
+                while running.state.counters.batches < first + 20:
+                    # As agents say it again and again: without it no batch begins a job before those missing.
+                    one.produce(1, JobOrigin(job=one.job))
                     time.sleep(0.2)
-                    return running.state.counters.batches > 5
+                    if server.get("/varz")["total_connections"] != connections:
+                        return False
+                return True
 
-                assert until(arrives)
+            try:
+                assert until(through_one_connection)
             finally:
                 running.stop()

@@ -16,6 +16,8 @@ from perfd.aggregator.ingest.jetstream.stream_watch import StreamWatch
 from perfd.aggregator.limits import NatsProgress
 from perfd.config import NatsListenConfig
 
+ALONE = "a server in no cluster"
+
 
 class Client:
     """Answers as servers of which one leads."""
@@ -35,6 +37,8 @@ class Client:
         leader = self._leaders.pop(0) if len(self._leaders) > 1 else self._leaders[0]
         if leader is None:
             raise TimeoutError
+        if leader == ALONE:
+            return SimpleNamespace(data=b"{}")
         return SimpleNamespace(data=json.dumps({"cluster": {"leader": leader}}).encode())
 
 
@@ -82,6 +86,15 @@ def test_one_that_took_over_meanwhile_is_not_asked() -> None:
 def test_one_that_does_not_answer_is_the_one_that_led_before() -> None:
     client = Client("s1", None)
     assert "restart server s1" in (watched(client, silent(), 6) or "")
+
+
+def test_of_a_server_that_is_alone_the_silence_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    client = Client(ALONE)
+    assert "restart the server that leads it" in (watched(client, silent(), 6) or "")
+    assert [one.message for one in caplog.records] == [
+        "NATS takes or delivers no messages; batches are taken from the agents directly."
+    ]
+    assert client.asked_to_leave == 0
 
 
 def test_nothing_is_said_of_a_stream_that_brings_messages_or_has_none_to_bring() -> None:

@@ -34,7 +34,7 @@ class StreamWatch:
         """The server that led the stream when that was known last."""
         self._suspect: str | None = None
         """The one that led it when it was found silent."""
-        self._asked = False
+        self._complained = self._asked = False
 
     async def run(self) -> None:
         """Watch until canceled."""
@@ -49,17 +49,21 @@ class StreamWatch:
     async def _look(self) -> None:
         silent_s = self._progress.undelivered_for_s(time.monotonic())
         if silent_s < _STUCK_AFTER_S:
-            self._progress.stream_problem, self._suspect, self._asked = None, None, False
+            self._progress.stream_problem, self._suspect = None, None
+            self._complained = self._asked = False
             return
         leader = await self._readers.leader(self._client)
         self._leader = leader or self._leader
         self._progress.stream_problem = self._readers.silence(self._leader)
-        if self._suspect is None:
-            self._suspect = self._leader
+        if not self._complained:
+            self._complained = True
             log.warning(
                 "NATS takes or delivers no messages; batches are taken from the agents directly.",
                 extra={"reason": self._progress.stream_problem, "silent_s": round(silent_s)},
             )
+        if self._suspect is None:
+            # A server that is alone has no name.
+            self._suspect = self._leader
         elif not self._asked and self._leader == self._suspect:
             # Where another aggregator asked, another server leads by now.
             self._asked = True
