@@ -28,6 +28,9 @@ from perfd.rules.series_store import Read, SeriesStore, to_ms
 
 _PUNCTUAL = 0.95
 """A group is due this share of its interval early, because otherwise a jittering timer would skip rounds."""
+_EARLY = 0.5
+"""A group comes with another one that is due, by this share of the shorter interval early at most: each by
+itself would need all series anew, for as long as the aggregator runs."""
 _OUTAGE_TOLERANCE_S = 3600.0
 """After a longer outage a `for` starts over; Prometheus' `--rules.alert.for-outage-tolerance`."""
 _RETURN_WITHIN_S = 60.0
@@ -101,8 +104,9 @@ class RuleEngine:
         self._follow(now_unix_s, steady_s)
         changes: list[Alert] = []
         failures: list[RuleFailure] = []
+        early_s = _EARLY * min((group.interval_s for group in self._due_by_interval(now_unix_s)), default=0.0)
         for group in self._groups:
-            if group.due(now_unix_s):
+            if group.due(now_unix_s, early_s):
                 group.wait(silent, now_unix_s)
                 group.evaluate(store, now_unix_s, changes, failures)
         return Evaluation(
@@ -115,7 +119,10 @@ class RuleEngine:
 
     def due_by_interval(self, now_unix_s: float) -> bool:
         """Whether a group with an explicit interval is due; all others are at any time."""
-        return any(group.has_interval and group.due(now_unix_s) for group in self._groups)
+        return any(True for _ in self._due_by_interval(now_unix_s))
+
+    def _due_by_interval(self, now_unix_s: float) -> Iterator[_Group]:
+        return (group for group in self._groups if group.interval_s and group.due(now_unix_s))
 
     def _follow(self, now_unix_s: float, steady_s: float | None) -> None:
         """Detect a step of the wall clock, and shift all times."""
@@ -166,16 +173,17 @@ class _Group:
             rule.shift(by_s)
 
     @property
-    def has_interval(self) -> bool:
-        """Whether it says how often it is evaluated."""
-        return self._group.interval_s is not None
+    def interval_s(self) -> float:
+        """How often it is evaluated; 0 if it does not say."""
+        return self._group.interval_s or 0.0
 
-    def due(self, now_unix_s: float) -> bool:
-        """Whether the group's interval has passed."""
-        last = self._evaluated_unix_s
-        if last is None or self._group.interval_s is None or now_unix_s < last:
+    def due(self, now_unix_s: float, early_s: float = 0.0) -> bool:
+        """Whether the group's interval has passed, but for `early_s`."""
+        last, interval_s = self._evaluated_unix_s, self.interval_s
+        if last is None or not interval_s or now_unix_s < last:
             return True
-        return now_unix_s - last >= self._group.interval_s * _PUNCTUAL
+        early_s = max(min(early_s, _EARLY * interval_s), (1 - _PUNCTUAL) * interval_s)
+        return now_unix_s - last >= interval_s - early_s
 
     def evaluate(
         self, store: SeriesStore, now_unix_s: float, changes: list[Alert], failures: list[RuleFailure]

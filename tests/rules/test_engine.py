@@ -98,6 +98,27 @@ def test_a_group_is_evaluated_at_its_own_interval_and_at_once_after_the_clock_wa
     assert seen == [100, 100, 110, 110, 120.5, 50, 50]
 
 
+def test_groups_that_began_at_different_times_come_together_soon() -> None:
+    rules = engine("""
+groups:
+  - {name: often, interval: 5s, rules: [{record: often, expr: time()}]}
+  - {name: rarely, interval: 15s, rules: [{record: rarely, expr: time()}]}
+""")
+    store = rules.new_store()
+    rules.evaluate(store, 0)
+    rules.evaluate(store, 5)
+    # This round is late: from then on the groups would be due at different times.
+    rules.evaluate(store, 12)
+    seen = [recorded(rules.evaluate(store, time).recorded) for time in range(15, 64)]
+    often = sorted({values["often"] for values in seen})
+    rarely = sorted({values["rarely"] for values in seen})
+    assert set(rarely) <= set(often)
+    assert np.diff(rarely).max() <= 15
+    assert np.diff(rarely).min() >= 12.5
+    assert np.diff(often).max() <= 5
+    assert np.diff(often).min() >= 2.5
+
+
 def test_a_rule_that_fails_does_not_stop_the_others_and_its_alerts_stay() -> None:
     rules = engine("""
 groups:
