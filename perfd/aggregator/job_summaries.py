@@ -114,20 +114,25 @@ class JobSummaries:
         Where nothing else needs the round it may `rest`: false if it does.
         """
         now_s = self._clock.monotonic_s()
-        waiting, all_gpus, calm_gpus = [], 0, 0
+        waiting: list[WaitingJob] = []
+        calm: list[tuple[JobState, WaitingJob]] = []
+        all_gpus, calm_gpus = 0, 0
         with self._state.lock:
             for name, job in self._fleet.jobs.items():
                 memory = self._jobs[name]
                 gpus = self._gpus_of(memory, job, now_s)
                 known = self._live.newest.get(name)
                 waited_s = now_s - memory.looked_s
-                news = known is None or known.key != state_key(self._fleet, job)
                 pending = known is not None and memory.verdict.pending
                 data = None if known is None else known.data
                 summary = None if known is None else known.summary
                 signs = self._signs.signs(name, progress_of(job, data, summary), now_s, waited_s)
                 all_gpus += 0 if job.ended else gpus
                 calm_gpus += gpus if signs.calm and not job.ended else 0
+                if signs.calm and not signs.presses and not pending:
+                    calm.append((job, WaitingJob(name=name, waited_s=waited_s, gpus=gpus, calm=True)))
+                    continue
+                news = self._has_news(name, job)
                 if news or pending:
                     waiting.append(
                         WaitingJob(
@@ -142,6 +147,9 @@ class JobSummaries:
         if rest and may_rest(waiting, all_gpus=all_gpus, calm_gpus=calm_gpus, turned_ago_s=turned_ago_s):
             self._rested_s = turned_ago_s
             return False
+        with self._state.lock:
+            # Most rounds rest, and need not look at each node of calm jobs.
+            waiting += [one for job, one in calm if self._has_news(one.name, job)]
         self._interval_s = min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
         self._turn = next_turn(
             waiting,
@@ -155,6 +163,11 @@ class JobSummaries:
         for name in self._turn.jobs:
             self._derive_live(name, now_unix_s)
         return True
+
+    def _has_news(self, name: str, job: JobState) -> bool:
+        """Whether its numbers are not of what is known now; called with the state's lock held."""
+        known = self._live.newest.get(name)
+        return known is None or known.key != state_key(self._fleet, job)
 
     def _gpus_of(self, memory: _JobMemory, job: JobState, now_s: float) -> int:
         """As how many GPUs a job counts, of late; called with the state's lock held."""
