@@ -38,6 +38,8 @@ _MAX_WARNED = 1024
 """Addresses that are remembered as logged."""
 _LOOK_EVERY_S = 1.0
 """How often streams are looked at whose batches are not acknowledged."""
+_EARLIEST_LOOK, _LATEST_LOOK = 0.8, 1.1
+"""Shares of that time: a look waits for the next messages, which usually come each second."""
 _ACKNOWLEDGED_WITHIN_LOOKS = 15
 """That many looks. Agents that ask for no more keep so many seconds of batches in their spools."""
 _ACKNOWLEDGE_EACH = encode_message(AcknowledgeEach())
@@ -68,10 +70,12 @@ class TelemetryServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._looked_s, self._looks = 0.0, -1
+        """When streams were looked at last, by the loop's clock, and how often."""
         self._stored_of: deque[str] = deque()
         """Agents of which something was stored."""
         self._waking = False
-        self._waiting = WaitingMessages(sessions)
+        self._waiting = WaitingMessages(sessions, self._messages_taken)
         self._warned: set[str] = set()
         """Addresses that had their share, logged once."""
         limits = sessions.limits
@@ -120,6 +124,7 @@ class TelemetryServer:
             ) from error
         await server.start()
         self._server = server
+        self._looked_s = self._loop.time()
         self._watch = asyncio.create_task(self._watch_streams())
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -170,18 +175,32 @@ class TelemetryServer:
         stream.changed.set()
 
     async def _watch_streams(self) -> None:
-        for look in itertools.count():
-            await asyncio.sleep(_LOOK_EVERY_S)
-            for stream in list(self._streams.values()):
-                session, waiting = stream.session, stream.session.received_sequence - stream.acknowledged
-                if session.has_to_resend:
-                    stream.abort("Resend what is not stored.")
-                elif waiting and (
-                    # Not of all streams at once.
-                    waiting >= stream.every or (look - stream.number) % _ACKNOWLEDGED_WITHIN_LOOKS == 0
-                ):
-                    stream.slow = session.stored_sequence < session.received_sequence
-                    stream.changed.set()
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S * _LATEST_LOOK)
+            if self._looked_ago_s() >= _LOOK_EVERY_S:
+                self._look_at_streams()
+
+    def _messages_taken(self) -> None:
+        """Look at the streams if that is due soon: a process that sleeps need not wake for it then."""
+        if self._looked_ago_s() >= _LOOK_EVERY_S * _EARLIEST_LOOK:
+            self._look_at_streams()
+
+    def _looked_ago_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._looked_s
+
+    def _look_at_streams(self) -> None:
+        self._looked_s = asyncio.get_running_loop().time()
+        self._looks += 1
+        for stream in list(self._streams.values()):
+            session, waiting = stream.session, stream.session.received_sequence - stream.acknowledged
+            if session.has_to_resend:
+                stream.abort("Resend what is not stored.")
+            elif waiting and (
+                # Not of all streams at once.
+                waiting >= stream.every or (self._looks - stream.number) % _ACKNOWLEDGED_WITHIN_LOOKS == 0
+            ):
+                stream.slow = session.stored_sequence < session.received_sequence
+                stream.changed.set()
 
     async def _connect(self, _requests: object, context: Context) -> None:
         stream: AgentStream | None = None
@@ -304,6 +323,7 @@ class TelemetryServer:
                 else:
                     self._waiting.take()
                     stream.taken(repeat=await self._take(stream, data))
+                    self._messages_taken()
         finally:
             self._waiting.take()
             # The status comes after the last message.

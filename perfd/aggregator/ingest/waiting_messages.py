@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 
@@ -22,8 +23,10 @@ _MOST = 64
 class WaitingMessages:
     """Takes messages in the order in which they came. All methods run in one event loop."""
 
-    def __init__(self, sessions: AgentSessions) -> None:
+    def __init__(self, sessions: AgentSessions, taken: Callable[[], None]) -> None:
+        """`taken` is called after messages that waited were taken."""
         self._sessions = sessions
+        self._taken = taken
         self._waiting: list[tuple[AgentStream, bytes]] = []
         self._due: asyncio.TimerHandle | None = None
 
@@ -59,3 +62,4 @@ class WaitingMessages:
                 stream.abort(str(outcome), grpc.StatusCode.PERMISSION_DENIED)
             else:
                 stream.taken(repeat=outcome)
+        self._taken()
