@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -15,6 +15,7 @@ from perfd_collectors.training_log.formats import COMPANIONS, FORMATS
 from perfd_collectors.training_log.formats.failures import FailureParser
 from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
 from perfd_collectors.training_log.formats.user_patterns import OwnPatternParser
+from perfd_collectors.training_log.keyword_routes import Routes
 from perfd_collectors.training_log.metric_files import WandbRunParser
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_order import StepLog
@@ -194,10 +195,7 @@ class LogParser:
         self._formats: list[FormatParser] = [OwnPatternParser(job, patterns)] if patterns else []
         self._formats += [FORMATS[name](job) for name in chosen]
         self._formats += [FailureParser(job), NcclLineParser(job), WandbRunParser(job)]
-        self._with_blocks = [one for one in self._formats if type(one).in_block is not FormatParser.in_block]
-        self._keywords = _shortest_keywords(
-            keyword for parser in self._formats for keyword in parser.keywords
-        )
+        self._routes = Routes(self._formats)
         self._buffer = LineBuffer()
         self._cleared = False
         """Whether a progress bar was cleared, and not drawn again yet."""
@@ -242,26 +240,26 @@ class LogParser:
         """Note the end of the log. Of an unfinished line only terminated fields count."""
         rest = self._buffer.rest()
         if rest:
-            self._line(rest, has_keyword=any(word in rest for word in self._keywords), complete=False)
+            keywords, in_block = self._routes.keywords_in(rest), self._routes.in_block
+            self._line(rest, keywords, in_block=in_block, complete=False)
         for parser in self._formats:
             parser.finish()
 
     def _block(self, block: bytes) -> None:
         # Relevant lines contain a keyword, and almost no line does: searching a whole block for each keyword
         # is many times faster than checking each line.
-        hits = [(at, keyword) for keyword in self._keywords if (at := block.find(keyword)) >= 0]
+        hits = [(at, word) for word in self._routes.keywords if (at := block.find(word)) >= 0]
         heapq.heapify(hits)
         position = 0
         while position < len(block):
-            _advance(hits, block, position)
-            start = position
-            if not any(parser.in_block for parser in self._with_blocks):
+            start, in_block = position, self._routes.in_block
+            if not in_block:
                 if not hits:
                     break
                 start = block.rfind(b"\n", position, hits[0][0]) + 1 or position
                 self._skip(block, position, start)
             end = block.index(b"\n", start)
-            self._line(block[start:end], has_keyword=bool(hits) and hits[0][0] < end)
+            self._line(block[start:end], _pass_hits(hits, block, end), in_block=in_block)
             position = end + 1
         self._skip(block, position, len(block))
 
@@ -276,8 +274,8 @@ class LogParser:
             passed = passed.replace(b"\n\n", b"\n")
         self._nonblank_lines += passed.count(b"\n")
 
-    def _line(self, raw: bytes, *, has_keyword: bool, complete: bool = True) -> None:
-        """Pass a line to the parsers; without a keyword, only to those inside a block."""
+    def _line(self, raw: bytes, keywords: frozenset[bytes], *, in_block: bool, complete: bool = True) -> None:
+        """Pass a line to the parsers of its keywords, and to those inside a block."""
         self.lines += 1
         if not raw.strip():
             self._cleared |= raw.endswith(_CLEARED[:-1])
@@ -288,50 +286,46 @@ class LogParser:
         bar = _AFTER_BAR.search(raw) if _BAR in raw else None
         recognized = False
         if bar is not None:
-            recognized = self._part(raw[: bar.end()], has_keyword=has_keyword)
-            raw = raw[bar.end() :]
-        if self._part(raw, has_keyword=has_keyword, complete=complete) or recognized:
+            recognized = self._part(raw[: bar.end()], keywords, in_block=in_block)
+            raw, in_block = raw[bar.end() :], self._routes.in_block
+        if self._part(raw, keywords, in_block=in_block, complete=complete) or recognized:
             self._recognized_lines += 1
 
-    def _part(self, raw: bytes, *, has_keyword: bool, complete: bool = True) -> bool:
+    def _part(self, raw: bytes, keywords: frozenset[bytes], *, in_block: bool, complete: bool = True) -> bool:
         """Pass a line, or what is on it before or after a bar; returns whether a parser recognized it."""
         line = read_line(raw, complete=complete, after_clear=self._cleared)
         self._cleared &= _BAR not in raw
         self._job.out.received(line.unix_ns)
         damaged = line.damaged
+        recognized = False
         try:
-            recognized = any(
-                (has_keyword or parser.in_block)
-                and (line.complete or parser.takes_incomplete)
-                and (parser.takes_damaged or not damaged)
-                and parser.parse(line)
-                for parser in self._formats
-            )
+            for parser in self._routes.parsers(raw, keywords, in_block=in_block):
+                if (
+                    (line.complete or parser.takes_incomplete)
+                    and (parser.takes_damaged or not damaged)
+                    and parser.parse(line)
+                ):
+                    recognized = True
+                    break
         except Exception:
             # Whatever is wrong with one line, those after it are read.
             log.debug("A line of the training log failed to parse.", exc_info=True)
-            recognized = False
-        if not recognized and has_keyword and len(self.examples) < MAX_EXAMPLES:
+        if not recognized and keywords and len(self.examples) < MAX_EXAMPLES:
             example = line.text.strip()[:_MAX_EXAMPLE_CHARS]
             if example.isprintable() and _LIKE_PROGRESS.search(example):
                 self.examples.append(example)
         return recognized
 
 
-def _shortest_keywords(keywords: Iterable[bytes]) -> tuple[bytes, ...]:
-    """The keywords except those that contain another one: each costs a search of all bytes."""
-    known = set(keywords)
-    return tuple(
-        sorted(word for word in known if not any(other != word and other in word for other in known))
-    )
-
-
-def _advance(hits: list[tuple[int, bytes]], block: bytes, position: int) -> None:
-    """Advance each keyword's next hit, in a heap by offset, to at least `position`."""
-    while hits and hits[0][0] < position:
+def _pass_hits(hits: list[tuple[int, bytes]], block: bytes, end: int) -> frozenset[bytes]:
+    """Advance each keyword's next hit, in a heap by offset, to at least `end`; returns those passed."""
+    passed = []
+    while hits and hits[0][0] < end:
         keyword = hits[0][1]
-        at = block.find(keyword, position)
+        passed.append(keyword)
+        at = block.find(keyword, end)
         if at >= 0:
             heapq.heapreplace(hits, (at, keyword))
         else:
             heapq.heappop(hits)
+    return frozenset(passed)

@@ -25,7 +25,7 @@ _NO_NUMBER = frozenset({"", "-", "nan", "inf", "none", "n/a"})
 class ColumnTableParser(FormatParser):
     """One log's tables. The header names the columns, of which one is the step."""
 
-    keywords: Sequence[bytes] = (b" #  ", b"main/loss", b"step", b"Step", b"iter", b"Iter")
+    keywords: Sequence[bytes] = (b" #  ", b"main/loss", b"step", b"Step", b"STEP", b"iter", b"Iter", b"ITER")
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)

@@ -45,7 +45,9 @@ _MOST_VALUES = 2000
 class ComposerParser(FormatParser):
     """One log. Composer's `time/batch` counts the batches before this one, over all epochs."""
 
-    keywords: Sequence[bytes] = (b"[batch=", b"[Eval batch=", b"Train time/batch: ", b"[step=")
+    keywords: Sequence[bytes] = (
+        *(b"[batch=", b"[epoch=", b"[iteration=", b"[Eval batch=", b"Train time/batch: ", b"[step="),
+    )
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)

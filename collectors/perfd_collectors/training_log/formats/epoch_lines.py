@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochsOfSamples, EpochsOfUnknownLength
-from perfd_collectors.training_log.formats.loops.line_words import in_english
+from perfd_collectors.training_log.formats.loops.line_words import KEYWORDS, in_english
 from perfd_collectors.training_log.formats.step_lines import LOOPS, OTHER_LINE
 from perfd_collectors.training_log.printed_fields import number
 from perfd_collectors.training_log.step_fields import StepFields, add_step, numbers_in
@@ -30,6 +30,8 @@ _ITERATION = r"(?P<step>[0-9]{1,15})"
 class _Style:
     """Lines of one library."""
 
+    mark: str
+    """A part of each line that `pattern` finds, in lower case: most lines have none of the marks."""
     pattern: re.Pattern[str]
     framework: str = "training-loop"
     first_epoch: int | None = None
@@ -46,6 +48,7 @@ _DATA_TIMES = {"data_cost": "data_s", "reader_cost": "data_s"}
 _TIMES = {"time": "step_time_s", "data": "data_s", "data_time": "data_s", **_DATA_TIMES}
 _STYLES = (
     _Style(
+        "train: ",
         re.compile(rf"\bTrain: {_EPOCH} \[ {{0,8}}{_OF} \( {{0,3}}[0-9]{{1,3}}%\)\]"),
         framework="timm",
         first_epoch=0,
@@ -53,29 +56,36 @@ _STYLES = (
         names=_TIMES,
     ),
     _Style(
+        "][",
         re.compile(rf"\bEpoch(?:\(train\))? {{1,6}}\[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t| {{2}})"),
         framework="mmengine",
         first_epoch=1,
         names=_TIMES,
     ),
     _Style(
+        "iter",
         re.compile(rf"\bIter(?:\(train\))? {{1,2}}\[ {{0,8}}{_ITERATION}/[0-9]{{1,15}}\](?=\t| {{2}})"),
         framework="mmengine",
         names=_TIMES,
     ),
-    _Style(re.compile(rf"\bEpoch: \[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t)"), first_epoch=0, names=_TIMES),
     _Style(
+        "epoch: [", re.compile(rf"\bEpoch: \[{_EPOCH}\]\[ {{0,8}}{_OF}\](?=\t)"), first_epoch=0, names=_TIMES
+    ),
+    _Style(
+        "epoch: [",
         re.compile(rf"\bEpoch: \[{_EPOCH}\] {{1,2}}\[ {{0,8}}{_OF}\] {{1,2}}(?:eta|learning_rate): "),
         first_epoch=0,
         first_batch=0,
         names=_TIMES,
     ),
     _Style(
+        "eta: ",
         re.compile(rf"\beta: [0-9a-z:, ]{{1,30}}iter: {_ITERATION} {{2}}"),
         framework="detectron2",
         names=_TIMES,
     ),
     _Style(
+        "num_updates=",
         re.compile(
             r"\bepoch [0-9]{3,6}: {1,8}[0-9]{1,9} / [0-9]{1,9} "
             rf"[^:]{{0,400}}\bnum_updates={_ITERATION}"
@@ -85,10 +95,12 @@ _STYLES = (
         names={"ups": "steps_per_s", "wps": "tokens_per_s"},
     ),
     _Style(
+        "[train] epoch: ",
         re.compile(rf"\[TRAIN\] epoch: [0-9]{{1,6}}, iter: {_ITERATION}/[0-9]{{1,15}}, "),
         names=_DATA_TIMES,
     ),
     _Style(
+        "epoch",
         re.compile(
             rf"(?<![\w/.-])\[?epoch[ :=#]{{0,2}}\[?{_EPOCH}(?: ?/ ?[0-9]{{1,6}})?\]?[ ,|:;.-]{{0,4}}"
             rf"\[?(?:batch|step|iteration|iter|it)[ :=#]{{0,2}}\[? {{0,8}}"
@@ -99,11 +111,13 @@ _STYLES = (
         names=_DATA_TIMES,
     ),
     _Style(
+        "]: iter ",
         # A loop timed by hand; `fps` are samples.
         re.compile(rf"^\[{_ITERATION}\]:(?= iter [0-9.]{{1,12}} ms\b)"),
         names={"iter": "step_time_s", "fps": "samples_per_s"},
     ),
     _Style(
+        "epoch:train:",
         re.compile(
             rf"\b{_EPOCH}epoch:train:[0-9]{{1,9}}-(?P<batch>[0-9]{{1,9}})batch: ",
         ),
@@ -111,6 +125,7 @@ _STYLES = (
         names={"iter_time": "data_s"},
     ),
     _Style(
+        "train | ",
         re.compile(
             r"\bTRAIN \| (?:steps/sec [0-9.]{1,20}\| )?"
             rf"Batch {_EPOCH}/(?P<batch>[0-9]{{1,9}}) (?=loss )"
@@ -118,6 +133,7 @@ _STYLES = (
         framework="wenet",
     ),
     _Style(
+        "train epoch: ",
         re.compile(
             rf"\bTrain Epoch: {_EPOCH} \[ {{0,15}}(?P<samples>[0-9]{{1,15}})/(?P<of>[0-9]{{1,15}}) "
             r"\([0-9]{1,3}%\)\] (?=.{0,80}\bBatch \(t\): )"
@@ -126,11 +142,12 @@ _STYLES = (
         names={"data t": "data_s", "batch t": "step_time_s"},
     ),
     _Style(
+        "eta: ",
         re.compile(rf"\bTrain(?:ing)? {{1,2}}\[ {{0,8}}{_ITERATION}/[0-9]{{1,15}}\] {{1,2}}eta: "),
         names=_TIMES,
     ),
-    _Style(re.compile(rf"^\[{_EPOCH}, {{1,8}}(?P<batch>[0-9]{{1,9}})\] (?=loss: )")),
-    _Style(re.compile(rf"^\[{_EPOCH}/[0-9]{{1,6}}\]\[ {{0,8}}{_OF}\]"), first_epoch=0),
+    _Style("loss: ", re.compile(rf"^\[{_EPOCH}, {{1,8}}(?P<batch>[0-9]{{1,9}})\] (?=loss: )")),
+    _Style("][", re.compile(rf"^\[{_EPOCH}/[0-9]{{1,6}}\]\[ {{0,8}}{_OF}\]"), first_epoch=0),
 )
 _KERAS_EPOCH = re.compile(r"Epoch ([0-9]{1,6})/[0-9]{1,6} {0,20}")
 _KERAS_END = re.compile(rf"{_OF} - [0-9]{{1,9}}s - (?=.{{0,80}}(?:/step|/epoch|loss: ))")
@@ -160,6 +177,10 @@ class EpochLineParser(FormatParser):
         b"] loss: ",
         b"] Loss",
         b"at step ",
+        b"EPOCH",
+        b"Training ",
+        b"\xe2\x94\x81",
+        *KEYWORDS,
     )
 
     def __init__(self, job: LogContext) -> None:
@@ -188,8 +209,9 @@ class EpochLineParser(FormatParser):
             return self._keras(text, bar)
         if self._epoch is not None and (said := _LOSS_AT_STEP.fullmatch(text)):
             return self._loss_at_step(self._epoch, said)
+        lower = text.lower()
         for style in _STYLES:
-            if anchor := style.pattern.search(text, 0, style.within_chars):
+            if style.mark in lower and (anchor := style.pattern.search(text, 0, style.within_chars)):
                 return self._step(style, text, anchor)
         return False
 

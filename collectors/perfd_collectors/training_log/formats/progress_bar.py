@@ -125,7 +125,10 @@ class ProgressBarParser(FormatParser):
     A bar per epoch begins again at 0; its step is counted over the epochs.
     """
 
-    keywords: Sequence[bytes] = (b"%|", b"it/s", b"s/it", _RICH_BAR.encode()[1:4])
+    keywords: Sequence[bytes] = (
+        *(b"%|", b"it/s", b"s/it", _RICH_BAR.encode()[1:4]),
+        *(b"step [", b"steps [", b"iter [", b"iters [", b"batch ["),
+    )
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)

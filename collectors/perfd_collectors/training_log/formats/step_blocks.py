@@ -68,7 +68,9 @@ _BAR = "\u2502"
 class StepBlockParser(FormatParser):
     """The blocks of one log."""
 
-    keywords: Sequence[bytes] = (b"= Step ", b"= Epoch ", b" done.", b"step: ")
+    keywords: Sequence[bytes] = (
+        *(b"= Step ", b"= Epoch ", b" done.", b"step: ", b"step", b"Step", b"iteration", b"Iteration"),
+    )
 
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)

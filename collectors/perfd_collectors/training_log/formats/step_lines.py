@@ -21,6 +21,11 @@ _STEP = re.compile(
     rf"(?: ?[:=#] ?| |\.\.\. \()\[?(?: {{0,8}})({_COUNT})(?: ?/ ?({_COUNT}))?(?=[ :;|)\]]|,(?![0-9])|$)",
     re.IGNORECASE,
 )
+_MAY_SAY_STEP = re.compile(
+    r"[sSiIuU](?:[tT][eE][pP]|[tT](?:[eE][rR](?:[aA][tT][iI][oO][nN])?)?|[pP][dD][aA][tT][eE][sS]?)"
+    r"(?: ?[:=#] ?| |\.\.\. \()\[?(?: {0,8})[0-9]"
+)
+"""A part of `_STEP` that is searched three times as fast, because it begins with few letters."""
 _BATCH = re.compile(
     rf"(?<![\w/.-])(?:mini-?)?(batch)(?: ?[:=#] ?| )\[?(?: {{0,8}})({_COUNT})(?: ?/ ?({_COUNT}))?"
     r"(?=[ :;|)\]]|,(?![0-9])|$)",
@@ -104,7 +109,7 @@ class StepLineParser(FormatParser):
 
     keywords: Sequence[bytes] = (
         *(b"step", b"Step", b"iter ", b"iter=", b"iter:", b"Iter", b"iteration", b"STEP", b"ITER"),
-        *(b"poch", b"EPOCH", b"atch ", b"pdate", b"it=", b"it:", *KEYWORDS),
+        *(b"poch", b"EPOCH", b"atch ", b"pdate", b"it=", b"it:", b"s/it", b"it/s", *KEYWORDS),
     )
 
     def __init__(self, job: LogContext) -> None:
@@ -119,10 +124,12 @@ class StepLineParser(FormatParser):
         anchor = _anchor(text)
         if anchor is None and self._epochs.known(line.rank):
             anchor = _BATCH.search(text, 0, _ANCHOR_CHARS)
+        if anchor is None:
+            return False
         framework = _framework(text)
         if self._out.description.framework not in LOOPS and framework not in {"paddlenlp", "llm.c"}:
             return False
-        if anchor is None or OTHER_LINE.search(text, 0, anchor.start()) or _is_of_others(text, anchor):
+        if OTHER_LINE.search(text, 0, anchor.start()) or _is_of_others(text, anchor):
             return False
         return self._step(line.rank, framework, text, anchor)
 
@@ -168,6 +175,8 @@ def _numbers(framework: str | None, text: str, anchor: re.Match[str]) -> StepFie
 
 def _anchor(text: str) -> re.Match[str] | None:
     """Where a line says its step: `step` before `iter`, which may count micro-batches (litgpt)."""
+    if _MAY_SAY_STEP.search(text, 0, _ANCHOR_CHARS) is None:
+        return None
     found = list(_STEP.finditer(text, 0, _ANCHOR_CHARS))
     steps = [match for match in found if match[1].lower() == "step"]
     return next(iter(steps or found), None)

@@ -64,7 +64,7 @@ class MegatronEvents:
         return bool(found)
 
     def _straggler(self, text: str) -> bool:
-        values = reports.straggler_values(text)
+        values = reports.straggler_values(text) if "/Rnk: " in text or "^^^^ " in text else {}
         if values:
             edges = "Ranks with the lowest or highest throughput."
             self._out.event(

@@ -19,9 +19,10 @@ from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.printed_fields import fields, number, positive, with_suffix
 from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
-# Excludes NeMo's "Training epoch 0, iteration 1/9 |".
+# Excludes NeMo's "Training epoch 0, iteration 1/9 |". A search for what begins with a fixed word is fast.
 ANCHOR = re.compile(
-    r"(?<![\w/])(?<!, )iteration\s{0,40}(=?)\s{0,40}(\d{1,12})\s{0,40}(?:/\s{0,40}(\d{1,12})\s{0,40})?\|",
+    r"iteration(?<![\w/]iteration)(?<!, iteration)\s{0,40}(=?)\s{0,40}(\d{1,12})\s{0,40}"
+    r"(?:/\s{0,40}(\d{1,12})\s{0,40})?\|",
     re.ASCII,
 )
 _TIMESTAMP_REACH_CHARS = 160
@@ -196,6 +197,7 @@ class MegatronParser(FormatParser):
         b"datetime: ",
         b"Step Time :",
         b"memory (",
+        b"Evaluating iter",
     )
 
     def __init__(self, job: LogContext) -> None:

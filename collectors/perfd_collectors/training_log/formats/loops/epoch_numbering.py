@@ -90,7 +90,8 @@ class EpochHeadings:
 
     def is_heading(self, text: str, rank: int | None) -> bool:
         """Whether a line is the heading of an epoch, which is noted."""
-        found = _HEADING.search(text) if len(text) <= _HEADING_CHARS else None
+        may_be = len(text) <= _HEADING_CHARS and "epoch" in text.lower()
+        found = _HEADING.search(text) if may_be else None
         if found is None:
             return False
         if rank in self._ranks or len(self._ranks) < _MOST_RANKS:

@@ -43,6 +43,11 @@ _CJK_WORD = re.compile("|".join(sorted(_CJK, key=len, reverse=True)))
 _LATIN_WORD = re.compile(
     rf"(?<!\w)(?:{'|'.join(sorted(_LATIN, key=len, reverse=True))})(?![\w-])", re.IGNORECASE
 )
+_ASCII_STEMS = (
+    *("schritt", "paso", "passo", "epoche", "verlust", "perte", "perda", "validierung", "auswertung"),
+    *("lernrate", "zeit", "dauer", "temps", "tiempo", "tempo", "sek", "secondes", "segundos"),
+)
+"""What each of these words without accents contains: looking for them is cheaper than for whole words."""
 _COUNTED = re.compile(r"第 {0,3}([0-9]{1,15}(?: {0,2}/ {0,2}[0-9]{1,15})?) {0,3}(步|轮|批|次迭代)")
 """`第 10 步`: the number is in front of its word."""
 _WIDE_COMMA = re.compile(r",(?=[^\s\d])")
@@ -65,5 +70,14 @@ def in_english(text: str) -> str:
         text = _COUNTED.sub(lambda found: f"{_COUNTED_WORDS[found[2]]} {found[1]} ", text)
         text = _WIDE_COMMA.sub(", ", unicodedata.normalize("NFKC", text.translate(_SIGNS)))
         text = _CJK_WORD.sub(lambda found: f" {_CJK[found[0]]} ", text)
+    elif not _may_be_translated(text.lower()):
+        return text
     english = _LATIN_WORD.sub(lambda found: _LATIN[found[0].lower()], text)
     return text if english is text or english == text else _DECIMAL_COMMA.sub(r"\1.\2", english)
+
+
+def _may_be_translated(lower: str) -> bool:
+    for stem in _ASCII_STEMS:  # noqa: SIM110  (a generator takes twice as long, and this is each line's)
+        if stem in lower:
+            return True
+    return False

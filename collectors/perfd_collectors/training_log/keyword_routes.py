@@ -1,0 +1,72 @@
+"""Which parsers get a line, by the keywords that it contains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from perfd_collectors.training_log.format_parser import FormatParser
+
+_MOST_ROUTES = 4096
+"""Sets of keywords whose route is remembered; logs have some dozens. Chosen."""
+
+Route = Sequence[tuple[FormatParser, Sequence[bytes]]]
+"""Parsers in the order of formats. Each gets the line if it contains one of the words, if there are none to
+look for, or while the parser is in a block."""
+_BLOCK_ONLY = (b"\n",)
+"""A word that no line contains."""
+
+
+class Routes:
+    """The parsers of each keyword, in the order of `formats`."""
+
+    def __init__(self, formats: Sequence[FormatParser]) -> None:
+        self._formats = formats
+        self._with_blocks = [one for one in formats if type(one).in_block is not FormatParser.in_block]
+        known = {keyword for parser in formats for keyword in parser.keywords}
+        self.keywords: Sequence[bytes] = sorted(
+            word for word in known if not any(other != word and other in word for other in known)
+        )
+        """All but those that contain another one: each costs a search of all bytes."""
+        self._routes: dict[tuple[frozenset[bytes], bool], Route] = {}
+
+    @property
+    def in_block(self) -> bool:
+        """Whether a parser needs the next line regardless of keywords."""
+        for parser in self._with_blocks:  # noqa: SIM110  (a generator takes twice as long, and this is each line's)
+            if parser.in_block:
+                return True
+        return False
+
+    def keywords_in(self, line: bytes) -> frozenset[bytes]:
+        """The keywords of a line."""
+        return frozenset(word for word in self.keywords if word in line)
+
+    def parsers(self, line: bytes, keywords: frozenset[bytes], *, in_block: bool) -> Iterator[FormatParser]:
+        """The parsers of a line that contains these of `keywords` only; `in_block` is as it is now."""
+        if (route := self._routes.get((keywords, in_block))) is None:
+            if len(self._routes) >= _MOST_ROUTES:
+                self._routes.clear()
+            route = self._routes[keywords, in_block] = self._route(keywords, in_block=in_block)
+        for parser, words in route:
+            if not words:
+                yield parser
+                continue
+            for word in words:
+                if word in line:
+                    yield parser
+                    break
+            else:
+                if in_block and parser.in_block:
+                    yield parser
+
+    def _route(self, keywords: frozenset[bytes], *, in_block: bool) -> Route:
+        route: list[tuple[FormatParser, Sequence[bytes]]] = []
+        for parser in self._formats:
+            if keywords.intersection(parser.keywords):
+                route.append((parser, ()))
+            # A longer one may be there only if one that it contains is.
+            elif longer := [word for word in parser.keywords if any(one in word for one in keywords)]:
+                route.append((parser, longer))
+            elif in_block and parser in self._with_blocks:
+                route.append((parser, _BLOCK_ONLY))
+        return route
