@@ -130,15 +130,18 @@ class LiveSession:
                 self._tape.add_log(lines, unix_ns)
             self._printed.add(lines, unix_ns)
 
-    def finish(self, code: int | None, dropped_bytes: int) -> str:
-        """Save the summary, and return it as text. `code` is None if the exit code is unknown."""
+    def finish(self, code: int | None, dropped_bytes: int, ended_unix_ns: int) -> str:
+        """Save the summary, and return it as text. `code` is None if the exit code is unknown.
+
+        What the job printed last may be read seconds after its end, as this process starts beside it.
+        """
         notes = _notes(code, dropped_bytes)
         if not self._printed.end(self._clock.unix_ns(), _READ_LIMIT_S):
             notes.append("The last lines of the log were not analyzed; see perfd.log.")
         if code is not None:
             message = _ended(code)
             outcome = JobOutcome.of_exit_code(code)
-            self._report(EventKind.JOB_ENDED, message, self._clock.unix_ns(), outcome, exit_code=code)
+            self._report(EventKind.JOB_ENDED, message, ended_unix_ns, outcome, exit_code=code)
         self._events.wait_taken(_READ_LIMIT_S)
         # Ends the collectors' threads and waits until everything is acknowledged.
         self._agent.stop()

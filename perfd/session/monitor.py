@@ -66,11 +66,14 @@ def watch(frames: Iterator[Frame]) -> None:
             session.stop()
 
 
-def _follow(frames: Iterator[Frame], session: LiveSession) -> tuple[int | None, int]:
-    """Feed the session to the job's end; the exit code, None if unknown, and the number of dropped bytes."""
+def _follow(frames: Iterator[Frame], session: LiveSession) -> tuple[int | None, int, int]:
+    """Feed the session to the job's end.
+
+    Returns the exit code, None if unknown, the number of dropped bytes, and the end in Unix nanoseconds.
+    """
     merger = LineMerger()
     dropped = 0
-    code = None
+    code = ended_unix_ns = None
     for frame in frames:
         match frame.kind:
             case FrameKind.STDOUT | FrameKind.STDERR:
@@ -78,12 +81,14 @@ def _follow(frames: Iterator[Frame], session: LiveSession) -> tuple[int | None, 
             case FrameKind.DROPPED:
                 dropped += int(frame.payload)
             case FrameKind.ENDED:
-                code = int(frame.payload)
+                code, ended_unix_ns = int(frame.payload), frame.unix_ns
                 break
             case _:
                 continue
-    session.log(merger.rest(), SystemClock().unix_ns())
-    return code, dropped
+    if ended_unix_ns is None:
+        ended_unix_ns = SystemClock().unix_ns()
+    session.log(merger.rest(), ended_unix_ns)
+    return code, dropped, ended_unix_ns
 
 
 def _expect(frames: Iterator[Frame], kind: FrameKind) -> Frame:
