@@ -13,6 +13,7 @@ from perfd.errors import ConfigError
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats import COMPANIONS, FORMATS
 from perfd_collectors.training_log.formats.failures import FailureParser
+from perfd_collectors.training_log.formats.json_lines import says_a_step
 from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
 from perfd_collectors.training_log.formats.user_patterns import OwnPatternParser
 from perfd_collectors.training_log.keyword_routes import Routes
@@ -146,19 +147,13 @@ def read_line(raw: bytes, *, complete: bool = True, after_clear: bool = False) -
     return LogLine(text=text, rank=rank, unix_ns=unix_ns, complete=complete, after_clear=after_clear)
 
 
-def _says_a_step(wrapper: dict[str, object]) -> bool:
-    """Whether it has the numbers of a step itself, beside its message, and does not wrap a text."""
-    whole = any(type(wrapper.get(key)) is int for key in ("step", "global_step", "iteration", "iter"))
-    return whole and any("loss" in key for key in wrapper)
-
-
 def _unwrap_json(text: str) -> tuple[str, int | None] | None:
     """Text (`log`, `message` or `msg`) and time of a container runtime's JSON line; None if it is not one."""
     try:
         wrapper = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
-    if not isinstance(wrapper, dict) or _says_a_step(wrapper):
+    if not isinstance(wrapper, dict) or says_a_step(wrapper):
         return None
     if isinstance(record := wrapper.get("record"), dict):
         # Loguru's own JSON has the message there.

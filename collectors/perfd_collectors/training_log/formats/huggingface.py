@@ -27,6 +27,7 @@ _SIZES = re.compile(
 )
 _SAVED = re.compile(r"Saving model checkpoint to \S*checkpoint-(\d{1,15})\s*$", re.ASCII)
 _RUNNING = "***** Running training *****"
+_OWN_STEPS = {"step", "global_step", "iter", "it"}
 _TOKENS_SEEN = ("num_input_tokens_seen", "num_tokens")
 _RESOLUTIONS = 50
 """A time between two lines counts when it is so many times what their last digits resolve: 2%."""
@@ -83,7 +84,7 @@ class HuggingFaceParser(FormatParser):
         if match is None:
             return False
         pairs = dict(_PAIR.findall(match[1]))
-        if "step" in pairs or "global_step" in pairs:
+        if pairs.keys() & _OWN_STEPS:
             # A loop's own dict, or an entry of Trainer's log history: the line says all of it.
             return False
         values = {name: value for name, figure in pairs.items() if (value := number(figure)) is not None}

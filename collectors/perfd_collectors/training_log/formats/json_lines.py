@@ -24,6 +24,7 @@ _STEP_KEYS = (
         "train/step",
     ),
     *("trainer/global_step", "train_step", "current_step", "num_updates"),
+    *("it", "update", "updates", "step_num", "iter_num", "global_iter", "train_iter", "train/iter"),
 )
 _DICT = re.compile(r"\b[Ss]tep ([0-9]{1,15}): \{('[^{}]*)\}\s*$")
 _OBJECT = re.compile(r"""(?:[^{}"]{0,120}[\]:|-] )?(?=\{")""")
@@ -33,6 +34,13 @@ _MAX_KEYS = 2000
 """Most keys in one line; lines of metrics have far fewer."""
 _MAX_DIGITS = 15
 """Up to which doubles hold whole numbers exactly."""
+
+
+def says_a_step(said: Mapping[str, object]) -> bool:
+    """Whether an object has the numbers of a step itself, and not in a text within it."""
+    if not any(type(said.get(key)) is int for key in _STEP_KEYS):
+        return False
+    return any("loss" in key for key in said) or _fields(said).timed
 
 
 class JsonLineParser(FormatParser):
@@ -65,11 +73,7 @@ class JsonLineParser(FormatParser):
         step = next((step for key in _STEP_KEYS if (step := _whole(said.get(key))) is not None), None)
         if step is None or not 0 <= step < 1 << 53:
             return False
-        numbers = {key: value for key, text in said.items() if (value := _figure(text)) is not None}
-        if "num_updates" in numbers and "wps" in numbers:
-            # fairseq's words of all GPUs; others print those of one as `wps`.
-            numbers["tokens/s"] = numbers.pop("wps")
-        found = fields_of(numbers.items())
+        found = _fields(said)
         if "current_steps" in said:
             self._of_llama_factory(step, said, found)
         return self._add(step, found)
@@ -125,6 +129,14 @@ def _clock_s(text: str) -> float | None:
     hours, minutes, seconds = map(int, parts)
     count = int(days) if days.isdecimal() and len(days) <= 9 else 0
     return float(((count * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _fields(said: Mapping[str, object]) -> StepFields:
+    numbers = {key: value for key, text in said.items() if (value := _figure(text)) is not None}
+    if "num_updates" in numbers and "wps" in numbers:
+        # fairseq's words of all GPUs; others print those of one as `wps`.
+        numbers["tokens/s"] = numbers.pop("wps")
+    return fields_of(numbers.items())
 
 
 def _flat(said: Mapping[str, object]) -> dict[str, object]:
