@@ -11,14 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from perfd.aggregator.ingest.ingest import Ingest
-from perfd.aggregator.jobs import job_state
-from perfd.aggregator.state import fleet
 from perfd.cli import main
-from perfd.wire import agent_messages
+from perfd.wire import agent_messages, convert
 
 
-def _unbounded(record: Any, *_: object) -> Any:  # noqa: ANN401  (any record)
-    return record
+def _unbounded(values: Any, _: object) -> Any:  # noqa: ANN401  (of any record)
+    return values
 
 
 def _keep_at_once(
@@ -35,7 +33,8 @@ def _keep_at_once(
 
 
 if __name__ == "__main__":
-    fleet.bounded = job_state.bounded = _unbounded
+    convert._bounded = convert.bounded_entries = _unbounded  # noqa: SLF001
+    convert._MAX_TEXT_CHARS = sys.maxsize  # noqa: SLF001
     agent_messages.check_record_count = lambda _: None
     Ingest._keep = _keep_at_once  # type: ignore[method-assign]  # noqa: SLF001
     sys.exit(main())
