@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks.headlines.__main__ import recordings
 from benchmarks.headlines.alterations import Piece, pieces, write
-from benchmarks.headlines.repeated_job import LongJob, stretches
+from benchmarks.headlines.repeated_job import LongJob, Stretch, stretches
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.findings import Kind
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
@@ -49,14 +49,20 @@ class Placed:
 
 
 def long_job(recording: Path, truth: Path, minutes: float) -> tuple[list[Piece], list[Placed]] | None:
-    """The pieces and faults of a job of so many minutes; None without healthy or bad steps."""
+    """The pieces and faults of a job of so many minutes; None without healthy or bad steps.
+
+    The job begins as the recording, up to its longest healthy stretch, whose faults count, too.
+    """
     known = stretches(recording, truth)
     healthy = [one for one in known if one.fault == "healthy"]
     bad = [one for one in known if one.fault != "healthy"]
     if not healthy or not bad:
         return None
     usual = max(healthy, key=lambda one: one.end_ns - one.begin_ns)
-    made, placed, end_s = LongJob(pieces(recording), usual), [], 60 * minutes
+    made, end_s = LongJob(pieces(recording), usual), 60 * minutes
+    placed = [
+        _placed(one, one.begin_ns / 1e9, one.end_ns / 1e9) for one in bad if one.end_ns <= usual.begin_ns
+    ]
     due = [(_FIRST_FAULT_S, bad[0]), (end_s - _LAST_FAULT_BEFORE_END_S, bad[-1])]
     checkpoint_s = _CHECKPOINT_EVERY_S
     while made.now_s < end_s:
@@ -68,17 +74,14 @@ def long_job(recording: Path, truth: Path, minutes: float) -> tuple[list[Piece],
             began_unix_s, until_s = made.now_unix_s, made.now_s + _FAULT_S
             while made.now_s < until_s:
                 made.add(fault)
-            placed.append(
-                Placed(
-                    fault=fault.fault,
-                    ranks=fault.ranks,
-                    begin_unix_s=began_unix_s,
-                    end_unix_s=made.now_unix_s,
-                )
-            )
+            placed.append(_placed(fault, began_unix_s, made.now_unix_s))
         made.add(usual)
     made.end()
     return made.pieces, placed
+
+
+def _placed(one: Stretch, begin_unix_s: float, end_unix_s: float) -> Placed:
+    return Placed(fault=one.fault, ranks=one.ranks, begin_unix_s=begin_unix_s, end_unix_s=end_unix_s)
 
 
 @dataclass(slots=True)
