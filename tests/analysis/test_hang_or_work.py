@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -240,3 +241,25 @@ def test_where_lines_come_rarely_or_paused_before_it_takes_as_long_as_with_times
     evaluated = arrived([1000 + 0.5 * at + (12.0 if at > 150 else 0.0) for at in range(300)])
     assert hang(silent(18, steps=evaluated)) is None
     assert hang(silent(19, steps=evaluated)) is not None
+
+
+def test_a_job_without_gpus_and_nccl_hangs_after_a_quarter_of_an_hour_in_which_nobody_works() -> None:
+    least_s = THRESHOLDS.log_silent_hang_s
+    nothing_else = GpuTable(time_unix_s=np.zeros(0), gpus=[], metrics={})
+
+    def alone(seconds: float, **fields: Any) -> JobData:
+        return replace(silent(seconds, **fields), gpu=nothing_else, nccl=job_data(STEPS).nccl)
+
+    asleep = (1.0,) * RANKS
+    found = hang(alone(least_s, asleep=asleep))
+    assert found is not None
+    assert not found.culprits
+    assert "No rank's process runs, reads or writes (kernel)" in found.evidence[-1]
+    unseen = hang(alone(least_s, io_bytes_per_s=None))
+    assert unseen is not None
+    assert "No rank is seen to work" in unseen.evidence[-1]
+    assert hang(alone(least_s - 1, asleep=asleep)) is None
+    assert hang(alone(least_s, asleep=(1.0, 1.0, 1.0, 0.5))) is None
+    assert hang(alone(least_s, asleep=asleep, io_bytes_per_s=(0.0, 0.0, 2e8, 0.0))) is None
+    assert hang(replace(alone(least_s, asleep=asleep), longest_pause_s=least_s)) is None
+    assert hang(replace(alone(least_s, asleep=asleep), ended_unix_s=3000.0)) is None

@@ -16,6 +16,7 @@ from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.hang_detection import hang, longest_pause_s
 from perfd.gpu_peaks import load_peaks
 from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
+from perfd.thresholds import THRESHOLDS
 from tests.support.nccl_records import CollectiveTable, NcclTime
 
 H200 = "NVIDIA H200"
@@ -514,10 +515,10 @@ def test_gpus_that_spin_name_the_one_that_is_idle():
     assert hang(silent(gpu=GpuTable(time_unix_s=times, gpus=keys, metrics=working))) is None
 
 
-def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
+def test_silence_alone_is_no_hang_for_a_quarter_of_an_hour_and_neither_is_one_that_the_job_is_used_to():
     standing = counters(5000, 5000, 4990, 5000)
 
-    assert hang(silent(3600)) is None
+    assert hang(silent(THRESHOLDS.log_silent_hang_s - 1)) is None
     assert hang(silent(5, nccl=standing)) is None
     paused = step_table([1.0] * 10, time_unix_s=[1000 + i + (60 if i > 4 else 0) for i in range(10)])
     assert longest_pause_s(paused) == pytest.approx(91.5)

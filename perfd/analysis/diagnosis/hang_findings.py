@@ -19,7 +19,7 @@ def judge_hang(facts: JobEvidence) -> Finding | None:
     hang = facts.hang
     if hang is None:
         return None
-    sure = 0.8 if hang.sure else 0.6
+    sure = 0.8 if hang.sure and hang.sources else 0.6
     return Finding(
         kind=Kind.HANG,
         confidence=0.9 if hang.sure and hang.sources > 1 else sure,

@@ -6,7 +6,8 @@ a checkpoint begins, or the first time that it evaluates; and something else mus
 counters of NCCL operations that stop, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
 flight recorder. While no host is read any more, nothing is known. And the rank for which they wait must do
 nothing: one that reads or writes files or computes, on its GPU or while that is idle on its host, works, such
-as the one that saves a checkpoint for all.
+as the one that saves a checkpoint for all. A job without GPUs and NCCL has no such source: a quarter of an
+hour in which no rank is seen to work is enough there.
 Of a job that ended with an error the same is asked of the time after its newest step: watchdogs end jobs that
 hang, and so do people.
 """
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, GpuTable, JobData, NcclTimeTable, StepTable
+from perfd.analysis.data.job_data import Floats, GpuTable, JobData, LaunchTable, NcclTimeTable, StepTable
 from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.steps import stage_of_ranks
 from perfd.formatting import rank_names
@@ -51,7 +52,7 @@ class Hang:
     """Ranks that the others wait for; empty if unknown."""
     evidence: Sequence[str]
     sources: int
-    """How many independent sources show it."""
+    """How many independent sources show it besides the silence; 0 if only nothing contradicts it."""
 
     @property
     def sure(self) -> bool:
@@ -82,7 +83,7 @@ def hang(job: JobData) -> Hang | None:
     looks = (_by_progress(job.progress, unreadable), counters, _by_gpus(job.gpu, silent_s))
     clues = [clue for clue in looks if clue is not None]
     if not clues:
-        return None
+        return _unexplained(job, silent_s)
     named = next((clue.culprits for clue in clues if clue.culprits), ())
     if not named and silent_s < max(longest_pause_s(job.steps), THRESHOLDS.hang_pauses * job.longest_pause_s):
         # A pause that comes every half an hour is in no window of steps.
@@ -105,6 +106,26 @@ def hang(job: JobData) -> Hang | None:
             *_not_named(unread),
         ],
         sources=len(clues),
+    )
+
+
+def _unexplained(job: JobData, silent_s: float) -> Hang | None:
+    """A job silent for so long that it hangs, though nothing shows why, unless a rank is seen to work."""
+    least_s = max(THRESHOLDS.log_silent_hang_s, THRESHOLDS.hang_pauses * job.longest_pause_s)
+    at_work = (*_ranks_with_io(job), *_computing_ranks(job.gpu), *_awake(job.launches))
+    if job.ended_unix_s is not None or silent_s < least_s or at_work:
+        return None
+    hosts = () if job.launches is None else job.launches.asleep_ratio[_TEN_SECONDS]
+    known = len(hosts) and np.isfinite(hosts).all()
+    ranks = "No rank's process runs, reads or writes (kernel)" if known else "No rank is seen to work"
+    return Hang(
+        silent_s=silent_s,
+        culprits=(),
+        evidence=[
+            f"{_said(job, silent_s)}, longer than this job's earlier pauses.",
+            f"{ranks}; nothing shows for whom they wait.",
+        ],
+        sources=0,
     )
 
 
@@ -151,17 +172,20 @@ def _computing_hosts(job: JobData, silent_s: float) -> Sequence[int]:
     """
     rows = _newest(job.gpu, silent_s)
     running = _running(job.gpu, rows)
-    if job.launches is None or (running is None and silent_s >= THRESHOLDS.hang_certain_s):
-        return ()
-    awake = (job.launches.age_s <= _NEWEST_S) & (job.launches.asleep_ratio[_TEN_SECONDS] <= _MOST_ASLEEP)
+    awake = _awake(job.launches)
     if running is None:
-        return [int(rank) for rank in job.launches.rank[awake]]
-    idle = [
-        key.rank
-        for key, ratio in zip(job.gpu.gpus, running, strict=True)
-        if ratio <= THRESHOLDS.hang_gpu_idle_ratio
-    ]
-    return [int(rank) for rank in job.launches.rank[awake] if rank in idle]
+        return awake if silent_s < THRESHOLDS.hang_certain_s else ()
+    least = THRESHOLDS.hang_gpu_idle_ratio
+    idle = [key.rank for key, ratio in zip(job.gpu.gpus, running, strict=True) if ratio <= least]
+    return [rank for rank in awake if rank in idle]
+
+
+def _awake(table: LaunchTable | None) -> Sequence[int]:
+    """Ranks whose host runs at least half of the time."""
+    if table is None:
+        return ()
+    awake = (table.age_s <= _NEWEST_S) & (table.asleep_ratio[_TEN_SECONDS] <= _MOST_ASLEEP)
+    return [int(rank) for rank in table.rank[awake]]
 
 
 def _computing_ranks(gpu: GpuTable) -> Sequence[int]:
