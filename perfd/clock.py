@@ -1,9 +1,13 @@
-"""Clocks: wall time for labels, monotonic time for durations, both injected."""
+"""Clocks: wall time for labels, monotonic time for durations, both injected; and when what repeats is due."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
+
+# Far below a tick, far above what adding intervals in floating point loses.
+_ROUNDING = 1e-6
 
 
 class Clock(Protocol):
@@ -59,3 +63,40 @@ class VirtualClock:
     def advance_to_unix_ns(self, unix_ns: int) -> None:
         """Move time forward to `unix_ns`; an earlier time is ignored."""
         self._elapsed_ns = max(self._elapsed_ns, unix_ns - self._start_unix_ns)
+
+
+class Schedule:
+    """Ticks at `start_s`, `start_s + interval_s`, and so on, on a monotonic clock."""
+
+    def __init__(self, *, interval_s: float, start_s: float) -> None:
+        self._interval_s = interval_s
+        self._start_s = start_s
+        self._next_tick = 0
+
+    @property
+    def next_s(self) -> float:
+        """When the next tick is due."""
+        return self._start_s + self._next_tick * self._interval_s
+
+    def due(self, now_s: float) -> bool:
+        """Whether a tick waits to be taken."""
+        return self._tick_at(now_s) >= self._next_tick
+
+    def take(self, now_s: float) -> int:
+        """Take the newest tick that is due; returns the number of older, missed ones."""
+        tick = self._tick_at(now_s)
+        missed = max(0, tick - self._next_tick)
+        self._next_tick = max(self._next_tick, tick) + 1
+        return missed
+
+    def _tick_at(self, now_s: float) -> int:
+        return math.floor((now_s - self._start_s) / self._interval_s + _ROUNDING)
+
+
+def common_start_s(interval_s: float, clock: Clock) -> float:
+    """The start, now or less than `interval_s` ago, of a schedule with ticks at multiples of it in Unix time.
+
+    Agents of a fleet, whose clocks agree, then read at the same instants, and their batches come together: an
+    aggregator wakes up once for many of them, which costs it less than a third of waking up for each.
+    """
+    return clock.monotonic_s() - clock.unix_ns() % round(interval_s * 1e9) / 1e9

@@ -17,15 +17,13 @@ from perfd.agent.collection import (
     CollectorTask,
     LatestSamples,
     Runner,
-    Schedule,
     Tap,
     TaskState,
-    common_start_s,
 )
 from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
 from perfd.agent.uplink import GrpcUplink, NatsUplink, Uplink
-from perfd.clock import Clock, SystemClock
+from perfd.clock import Clock, Schedule, SystemClock, common_start_s
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
 from perfd.metrics.catalog import AGENT_PAGE_METRICS, families

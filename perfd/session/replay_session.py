@@ -15,10 +15,10 @@ import msgspec
 import numpy.ma  # noqa: F401  (numpy loads it at first use; here that belongs to the start of the program)
 
 from perfd.agent.agent import Agent
-from perfd.agent.collection import CollectorTask, Schedule
+from perfd.agent.collection import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.analysis.diagnosis import JobSummary
-from perfd.clock import Clock, SystemClock, VirtualClock
+from perfd.clock import Clock, Schedule, SystemClock, VirtualClock
 from perfd.collector import Settings
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.agent.collection.collector_runner import Schedule, common_start_s
-from perfd.clock import VirtualClock
+from perfd.clock import Schedule, VirtualClock, common_start_s
 
 
 def test_the_first_tick_is_due_at_the_start() -> None:

@@ -2,7 +2,7 @@
 
 from perfd.agent.collection.batch_pace import BatchPace
 from perfd.agent.collection.batcher import Batcher, Tap
-from perfd.agent.collection.collector_runner import Runner, Schedule, common_start_s
+from perfd.agent.collection.collector_runner import Runner
 from perfd.agent.collection.collector_task import CollectorTask, TaskState
 from perfd.agent.collection.installed_collectors import create_tasks
 from perfd.agent.collection.latest_samples import LatestSamples
@@ -13,9 +13,7 @@ __all__ = [
     "CollectorTask",
     "LatestSamples",
     "Runner",
-    "Schedule",
     "Tap",
     "TaskState",
-    "common_start_s",
     "create_tasks",
 ]

@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Sequence
 
 from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S, CollectorTask, Deliver
-from perfd.clock import Clock
+from perfd.clock import Clock, Schedule, common_start_s
 from perfd.collector import OnUnavailable
 from perfd.errors import Unavailable
 from perfd.model import CollectorHealth
 
-# Far below a tick, far above what adding intervals in floating point loses.
-_ROUNDING = 1e-6
 _OPEN_TIMEOUT_S = 30.0
 """To open one collector; a driver that hangs never answers."""
 _HANG_AFTER_S = 10.0
 """A collector hangs after this or after `_HANG_AFTER_INTERVALS`, whichever is longer."""
 _HANG_AFTER_INTERVALS = 3
 """One late reading is usual on a busy node, three in a row are not."""
-
-
-class Schedule:
-    """Ticks at `start_s`, `start_s + interval_s`, and so on, on a monotonic clock."""
-
-    def __init__(self, *, interval_s: float, start_s: float) -> None:
-        self._interval_s = interval_s
-        self._start_s = start_s
-        self._next_tick = 0
-
-    @property
-    def next_s(self) -> float:
-        """When the next tick is due."""
-        return self._start_s + self._next_tick * self._interval_s
-
-    def due(self, now_s: float) -> bool:
-        """Whether a tick waits to be taken."""
-        return self._tick_at(now_s) >= self._next_tick
-
-    def take(self, now_s: float) -> int:
-        """Take the newest tick that is due; returns the number of older, missed ones."""
-        tick = self._tick_at(now_s)
-        missed = max(0, tick - self._next_tick)
-        self._next_tick = max(self._next_tick, tick) + 1
-        return missed
-
-    def _tick_at(self, now_s: float) -> int:
-        return math.floor((now_s - self._start_s) / self._interval_s + _ROUNDING)
-
-
-def common_start_s(interval_s: float, clock: Clock) -> float:
-    """The start, now or less than `interval_s` ago, of a schedule with ticks at multiples of it in Unix time.
-
-    Agents of a fleet, whose clocks agree, then read at the same instants, and their batches come together: an
-    aggregator wakes up once for many of them, which costs it less than a third of waking up for each.
-    """
-    return clock.monotonic_s() - clock.unix_ns() % round(interval_s * 1e9) / 1e9
 
 
 class Runner:
