@@ -10,6 +10,12 @@ from typing import Protocol
 _ROUNDING = 1e-6
 
 
+SEND_AFTER = 1 / 4
+"""Of an interval: so long after its collectors read an agent sends. Together, half would just miss it. Chosen."""
+ROUND_AFTER = 3 / 8
+"""Of an interval: so long after the collectors read rounds of analysis begin; batches are there. Chosen."""
+
+
 class Clock(Protocol):
     """What the code outside of `main` may know about time.
 

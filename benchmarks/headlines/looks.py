@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from benchmarks.headlines.truth import Phase, Truth
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Finding, Kind
+from perfd.clock import ROUND_AFTER
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
 
 STEADY_STEPS = 10
@@ -206,7 +207,8 @@ def watch(recording: Path, name: str, truth: Truth | None, *, tick_s: float = LI
             if summary is not None:
                 # The API answers with it: what has no JSON ends the watch.
                 to_json([summary])
-                looks.append(_look(progress.played_s, progress.start_unix_s, summary))
+                at_s = progress.played_s + ROUND_AFTER * tick_s
+                looks.append(_look(at_s, progress.start_unix_s, summary))
 
     begun_s = time.perf_counter()
     options = ReplayOptions(recording=recording, tick_s=tick_s, allow_missing=True)

@@ -23,7 +23,7 @@ from perfd.agent.collection import (
 from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
 from perfd.agent.uplink import GrpcUplink, NatsUplink, Uplink
-from perfd.clock import Clock, Schedule, SystemClock, common_start_s
+from perfd.clock import SEND_AFTER, Clock, Schedule, SystemClock, common_start_s
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
 from perfd.metrics.catalog import AGENT_PAGE_METRICS, families
@@ -273,8 +273,7 @@ class Agent:
     def _batch_loop(self) -> None:
         # Real time paces this thread; only `step` follows a clock driven by the owner.
         interval_s = self._config.uplink.batch_interval_s
-        # Between the collectors' ticks: at the same time, half of the batches would just miss a reading.
-        start_s = common_start_s(interval_s, SystemClock()) + interval_s / 4
+        start_s = common_start_s(interval_s, SystemClock()) + SEND_AFTER * interval_s
         schedule = Schedule(interval_s=interval_s, start_s=start_s)
         origin_due_s = time.monotonic() + _ORIGIN_INTERVAL_S
         flush_s = schedule.next_s

@@ -30,7 +30,7 @@ from perfd.aggregator.web_api import (
     runbook_routes,
     silence_routes,
 )
-from perfd.clock import Clock, SystemClock
+from perfd.clock import ROUND_AFTER, Clock, Schedule, SystemClock, common_start_s
 from perfd.config import AggregatorConfig, check_page_links
 from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
@@ -310,8 +310,14 @@ class Aggregator(ApiAnswers):
             self._nats.send(node, message)
 
     def _tick_forever(self) -> None:
+        interval_s = self._config.round_interval_s
+        start_s = common_start_s(interval_s, SystemClock()) + ROUND_AFTER * interval_s
+        schedule = Schedule(interval_s=interval_s, start_s=start_s)
         while True:
-            self._round_due.wait(self._config.round_interval_s)
+            # A long round leaves out the next one: batches must be taken, too.
+            if schedule.due(monotonic() + interval_s / 2):
+                schedule.take(monotonic() + interval_s / 2)
+            self._round_due.wait(schedule.next_s - monotonic())
             self._round_due.clear()
             if self._stopping.is_set():
                 return

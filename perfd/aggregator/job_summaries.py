@@ -132,7 +132,7 @@ class JobSummaries:
                 if signs.calm and not signs.presses and not pending:
                     calm.append((job, WaitingJob(name=name, waited_s=waited_s, gpus=gpus, calm=True)))
                     continue
-                news = self._has_news(name, job)
+                news = self._has_news(name, job, now_s)
                 if news or pending:
                     waiting.append(
                         WaitingJob(
@@ -149,7 +149,7 @@ class JobSummaries:
             return False
         with self._state.lock:
             # Most rounds rest, and need not look at each node of calm jobs.
-            waiting += [one for job, one in calm if self._has_news(one.name, job)]
+            waiting += [one for job, one in calm if self._has_news(one.name, job, now_s)]
         self._interval_s = min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
         self._turn = next_turn(
             waiting,
@@ -164,10 +164,10 @@ class JobSummaries:
             self._derive_live(name, now_unix_s)
         return True
 
-    def _has_news(self, name: str, job: JobState) -> bool:
+    def _has_news(self, name: str, job: JobState, now_s: float) -> bool:
         """Whether its numbers are not of what is known now; called with the state's lock held."""
         known = self._live.newest.get(name)
-        return known is None or known.key != state_key(self._fleet, job)
+        return known is None or known.key != state_key(self._fleet, job, now_s)
 
     def _gpus_of(self, memory: _JobMemory, job: JobState, now_s: float) -> int:
         """As how many GPUs a job counts, of late; called with the state's lock held."""

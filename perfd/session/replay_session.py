@@ -18,7 +18,7 @@ from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.analysis.diagnosis import JobSummary
-from perfd.clock import Clock, Schedule, SystemClock, VirtualClock
+from perfd.clock import ROUND_AFTER, Clock, SystemClock, VirtualClock
 from perfd.collector import Settings
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
@@ -87,7 +87,7 @@ def replay(
     """Play a recording to its end; raises `RecordingError` if there is nothing to play.
 
     All agents and the aggregator share one clock, which only this function advances. Each tick
-    collects, sends and waits for the acknowledgment; when rules are due, it evaluates them.
+    collects, sends, waits for the acknowledgment, and makes a round of analysis and rules.
     The result is therefore the same at any speed. The aggregator serves until `on_end` returns.
     """
     pace = _Pace(options.speed, options.skip_s, real_clock or SystemClock())
@@ -98,7 +98,11 @@ def replay(
         playback = open_playback(
             recording, scratch / "streams", clock, installed_players(), interval_s=options.tick_s
         )
-        clock.advance_to_unix_ns(playback.start_unix_ns)
+        # As live, agents read at multiples of the interval in Unix time.
+        first_ns = playback.start_unix_ns - playback.start_unix_ns % round(options.tick_s * 1e9)
+        round_after_s = ROUND_AFTER * options.tick_s
+        clock.advance_to_unix_ns(first_ns)
+        clock.advance(round_after_s)
         aggregator = _start_aggregator(options, clock, stack)
         agents = _start_agents(playback, scratch / "spools", aggregator.grpc_address, clock, stack)
         # Descriptions and connections come before the recording's time begins to run.
@@ -107,17 +111,15 @@ def replay(
         gc.freeze()
         stack.callback(gc.unfreeze)
         total_s = (playback.end_unix_ns - playback.start_unix_ns) / 1e9
-        show = _shower(on_progress, total_s, playback.start_unix_ns / 1e9, aggregator)
+        lead_s = (playback.start_unix_ns - first_ns) / 1e9
+        show = _shower(on_progress, lead_s, total_s, playback.start_unix_ns / 1e9, aggregator)
         pace.begin()
-        interval_s = min(options.config.aggregator.rules.interval_s, options.tick_s)
-        rounds = Schedule(interval_s=interval_s, start_s=clock.monotonic_s())
-        for played_s in _instants(total_s, options.tick_s):
+        for played_s in _instants(lead_s + total_s, options.tick_s):
             pace.keep(played_s, show)
-            clock.advance(options.tick_s)
+            clock.advance(options.tick_s - round_after_s)
             _send(agents)
-            if rounds.due(clock.monotonic_s()):
-                rounds.take(clock.monotonic_s())
-                aggregator.tick()
+            clock.advance(round_after_s)
+            aggregator.tick()
             show(played_s)
         aggregator.tick()
         result = ReplayResult(
@@ -161,11 +163,16 @@ def _instants(total_s: float, tick_s: float) -> list[float]:
 
 
 def _shower(
-    on_progress: Callable[[ReplayProgress], None], total_s: float, start_unix_s: float, aggregator: Aggregator
+    on_progress: Callable[[ReplayProgress], None],
+    lead_s: float,
+    total_s: float,
+    start_unix_s: float,
+    aggregator: Aggregator,
 ) -> Callable[[float], None]:
+    """Takes what was played since the first tick, which is `lead_s` before the recording's first record."""
     return lambda played_s: on_progress(
         ReplayProgress(
-            played_s=min(played_s, total_s),
+            played_s=min(max(played_s - lead_s, 0.0), total_s),
             total_s=total_s,
             start_unix_s=start_unix_s,
             aggregator=aggregator,

@@ -58,7 +58,7 @@ class JobNumbers:
             job = fleet.jobs.get(name)
             if job is None:
                 return None
-            key = state_key(fleet, job)
+            key = state_key(fleet, job, now_s)
             old = self.newest.get(name)
             if old is not None and old.key == key:
                 return old
@@ -80,11 +80,12 @@ class JobNumbers:
         return summarise(data, self._settings)
 
 
-def state_key(fleet: Fleet, job: JobState) -> StateKey:
-    """Another one whenever something that the analysis reads of a job has changed."""
+def state_key(fleet: Fleet, job: JobState, now_s: float) -> StateKey:
+    """Another one whenever what the analysis reads of a job has changed, and each minute of silence."""
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
     samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
-    return (id(job), job.version, samples, sum(node.version for node in nodes))
+    silent_minutes = int((job.log_silent_s(now_s) or 0.0) // 60)
+    return (id(job), job.version, samples, sum(node.version for node in nodes), silent_minutes)
 
 
 def _without_samples(data: JobData) -> JobData:
