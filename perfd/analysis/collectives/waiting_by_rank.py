@@ -45,8 +45,8 @@ _ON_TIME_RATIO = 0.25
 """Of what a rank usually costs: a block in which it costs less is from before it became slow."""
 _FEWEST_LATE = 4
 """Steps in which a rank is late, if none before is known in which it was not; fewer are a pause. Chosen."""
-_PAUSE_S = 1.0
-"""Of fewer late steps after some that were not: in less time they are a pause. Chosen."""
+_PAUSE_STEPS, _PAUSE_S = 6, 2.0
+"""Fewer late steps within less time, after some that were not, are a pause. By hosts of healthy jobs."""
 _LEAST_REPLAYED = 0.01
 """Of a step: less is not worth a replay."""
 
@@ -363,7 +363,7 @@ def _gains(
         if stretch is None or change is None:
             continue
         since = late[len(late) - stretch.steps - stretch.over :]
-        pause = since.sum() < _FEWEST_LATE and stretch.steps * change.since_s < _PAUSE_S
+        pause = since.sum() < _PAUSE_STEPS and stretch.steps * change.since_s < _PAUSE_S
         # Where a change is over, operations are behind the log.
         if pause or (stretch.over < _OVER and is_over(step_time_s, change)):
             gains[place] = 0.0

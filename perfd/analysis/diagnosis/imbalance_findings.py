@@ -5,6 +5,7 @@ How long a rank computes is known by its timers, or by the activity of its GPU.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -134,14 +135,15 @@ def by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
     if spread is not None and spread < straggler.wait_ratio / 2:
         # All ranks need the same time by their timers, so the GPU's activity has another cause.
         return None
-    if straggler.pattern is Pattern.IDLE and (
-        _costs_nothing(facts, straggler) or _partners_idle(facts, straggler)
-    ):
-        return None
     idle = straggler.pattern is Pattern.IDLE
+    gain_ratio = _replayed_gain_ratio(facts, straggler)
+    if gain_ratio < _COSTS_NOTHING * straggler.wait_ratio or (idle and _partners_idle(facts, straggler)):
+        return None
     slow_input = idle and one_rank_loads_slowly(facts.data)
     evidence = [described(straggler)]
     evidence.append(f"Its peers wait for it about {percent(straggler.wait_ratio)} of each step.")
+    if gain_ratio < straggler.wait_ratio:
+        evidence.append(f"As fast as its peers, it would save {percent(gain_ratio)} of the step.")
     if spread is not None:
         evidence.append(
             f"The slowest rank computes {percent(spread)} of a step longer than the fastest (timers)."
@@ -157,15 +159,17 @@ def by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
         culprits=(Culprit(kind="rank", id=straggler.rank),),
         evidence=[*evidence, *_clock_of(facts, straggler)],
         advice=look_at(straggler),
-        gain_ratio=straggler.wait_ratio,
+        gain_ratio=gain_ratio,
     )
 
 
-def _costs_nothing(facts: JobEvidence, straggler: Straggler) -> bool:
-    """Whether steps would be no shorter if the rank arrived with its peers: their hosts are late in turn."""
+def _replayed_gain_ratio(facts: JobEvidence, straggler: Straggler) -> float:
+    """The share of a step that the job would gain if it arrived with its peers; what they wait if unknown.
+
+    It is less where their hosts are late in turn.
+    """
     gains = [one.gain_ratio for one in facts.nccl.ranks if one.rank == straggler.rank]
-    known = [gain for gain in gains if gain is not None]
-    return bool(known) and max(known) < _COSTS_NOTHING * straggler.wait_ratio
+    return min(max((gain for gain in gains if gain is not None), default=math.inf), straggler.wait_ratio)
 
 
 def _partners_idle(facts: JobEvidence, straggler: Straggler) -> bool:
