@@ -11,7 +11,7 @@ _ROUNDING = 1e-6
 
 
 SEND_AFTER = 1 / 4
-"""Of an interval: so long after its collectors read an agent sends. Together, half would just miss it. Chosen."""
+"""Of an interval: so long after its collectors read an agent sends; any sooner it may miss them. Chosen."""
 ROUND_AFTER = 3 / 8
 """Of an interval: so long after the collectors read rounds of analysis begin; batches are there. Chosen."""
 

@@ -29,6 +29,9 @@ from perfd.session.session_config import SessionConfig
 TICK_S = 1.0
 """Replayed time between two batches: the same at any speed, so that the numbers are too, and as long as
 between two looks of a live session: with fewer looks, faults that follow each other would be one."""
+READ_WITHIN = 1 / 16
+"""Of a tick: readings of one instant are stamped a little later. Of 204 looks of five live sessions on 4 GPUs
+191 have exactly the numbers of a replay that waits so long, 189 without waiting, 181 with a wait of 1/4."""
 _ACKNOWLEDGE_LIMIT_S = 30.0
 """For one batch of a replay, on a busy machine too. Chosen."""
 _SHOW_EVERY_S = 0.25
@@ -99,9 +102,11 @@ def replay(
             recording, scratch / "streams", clock, installed_players(), interval_s=options.tick_s
         )
         # As live, agents read at multiples of the interval in Unix time.
-        first_ns = playback.start_unix_ns - playback.start_unix_ns % round(options.tick_s * 1e9)
-        round_after_s = ROUND_AFTER * options.tick_s
+        tick_ns, read_ns = round(options.tick_s * 1e9), round(READ_WITHIN * options.tick_s * 1e9)
+        first_ns = playback.start_unix_ns - (playback.start_unix_ns - read_ns) % tick_ns
+        round_after_s = (ROUND_AFTER - READ_WITHIN) * options.tick_s
         clock.advance_to_unix_ns(first_ns)
+        clock.advance(round_after_s)
         clock.advance(round_after_s)
         aggregator = _start_aggregator(options, clock, stack)
         agents = _start_agents(playback, scratch / "spools", aggregator.grpc_address, clock, stack)

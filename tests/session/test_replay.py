@@ -16,7 +16,7 @@ from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.errors import ConfigError, RecordingError
 from perfd.recording import bundled, bundled_names
-from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
+from perfd.session.replay_session import READ_WITHIN, ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig
 from perfd.session.text.result_files import save_results, summary_json
 from perfd.session.text.summary_text import in_words
@@ -126,6 +126,16 @@ def test_progress_goes_forward_to_the_end_and_is_reported_between_ticks_when_pac
     assert times == sorted(times)
     assert times[-1] == reported[-1].total_s
     assert len(times) > 100
+
+
+@pytest.mark.parametrize("tick_s", [1.0, 0.25])
+def test_it_reads_at_the_instants_at_which_agents_read(tick_s: float) -> None:
+    seen_unix_s: list[float] = []
+    options = ReplayOptions(recording=bundled("pp4_few"), tick_s=tick_s)
+    replay(options, on_progress=lambda now: seen_unix_s.append(now.start_unix_s + now.played_s))
+    # The last one is the recording's end.
+    ticks = [at / tick_s - READ_WITHIN for at in seen_unix_s[:-1]]
+    assert all(abs(tick - round(tick)) < 1e-5 for tick in ticks)
 
 
 def test_the_live_numbers_are_there_while_a_replay_runs():
@@ -262,7 +272,7 @@ def test_while_a_job_runs_its_summary_has_the_findings_of_its_newest_steps() -> 
     # The recording has the job's end; from there on, its findings are those of the whole job.
     replay(ReplayOptions(recording=bundled("dp2_nccl"), tick_s=5.0), on_progress=compare)
     assert len(compared) > 10
-    assert all(compared[:-2])
+    assert all(compared[:-3])
 
 
 @pytest.fixture(scope="module")
