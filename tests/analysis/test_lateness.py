@@ -142,6 +142,19 @@ def test_a_rank_that_became_slow_is_found_at_every_look_while_its_fault_fills_th
     assert missed == []
 
 
+@pytest.mark.parametrize(
+    ("step_s", "late_steps", "named"), [(0.08, 5, False), (0.08, 6, True), (0.3, 5, False), (0.4, 5, True)]
+)
+def test_a_host_that_pauses_for_a_few_steps_and_less_than_two_seconds_is_not_blamed(
+    step_s: float, late_steps: int, named: bool
+) -> None:
+    late = np.r_[lags(60, 2, {}), lags(late_steps, 2, {1: 0.3})] * (step_s / STEP_S)
+    ratios = late.max(axis=1, keepdims=True) - late
+    busy = {"kernel_ratio": ratios.sum(axis=0) / (len(late) * step_s), "operations_per_s": BUCKETS / step_s}
+    summary = judged(gradients(late, **busy), step_s=step_s, longer=late_steps)
+    assert blamed(summary) == ([1] if named else [])
+
+
 @pytest.mark.parametrize("over", [0, 2, 3, 5])
 def test_a_fault_that_has_just_ended_costs_what_it_did_and_is_said_to_be_over(over: int):
     # Four waits of a step, of which the replay counts one only: the steps with the fault say what it costs.

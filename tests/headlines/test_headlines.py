@@ -383,6 +383,14 @@ def test_of_two_stages_that_are_late_together_the_host_whose_gpu_idles_stays_nam
     assert set(blamed) == {frozenset({2})}
 
 
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random75")], indirect=True)
+def test_a_gpu_with_more_work_costs_what_steps_gain_and_not_what_its_peers_wait(watched: Watched) -> None:
+    """Its tensor group waits 65% of each step, most of it because hosts launch late."""
+    gains = [look.blamed_gain_ratio for look in watched.looks if look.blamed and look.blamed_gain_ratio]
+    assert gains
+    assert max(gains) < 0.30
+
+
 @pytest.mark.parametrize("watched", [_of(RANDOM / "random54")], indirect=True)
 def test_a_gpu_that_computes_for_three_percent_longer_than_its_peers_is_not_blamed(watched: Watched) -> None:
     """It costs 2.3% of a step, and 3.3% (standard error 0.5%) in two looks."""
