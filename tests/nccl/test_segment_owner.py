@@ -211,3 +211,21 @@ def test_two_agents_read_one_job_and_one_of_them_switches_its_events(built: Path
         windows(second)
         assert windows(second) == [[]]
         second.collector.close()
+
+
+@pytest.mark.parametrize(("start_s", "first_s"), [(1000.37, 1001.0), (1000.62, 1002.0), (1000.0, 1001.0)])
+def test_windows_end_at_whole_seconds_of_unix_time_though_readings_come_a_little_late(
+    tmp_path: Path, start_s: float, first_s: float
+) -> None:
+    clock = VirtualClock(round(start_s * 1e9))
+    settings = Settings(node="n", job="job", clock=clock)
+    collector = NcclCollector(NcclOptions(directory=str(tmp_path), flight_recorder_prefix=None), settings)
+    ended_s = []
+    for tick in range(60):
+        # A window removes what a dead process left. Readings come every tenth of a second, up to 30 ms late.
+        make(tmp_path / "perfd-nccl-7-1")
+        clock.advance_to_unix_ns(round((1000.7 + tick / 10 + 0.03 * (tick % 2)) * 1e9))
+        if ignored(list(collector.collect())):
+            ended_s.append(clock.unix_ns() / 1e9)
+    assert ended_s == pytest.approx([first_s + n for n in range(len(ended_s))], abs=0.031)
+    assert len(ended_s) >= 4

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from perfd.clock import common_start_s
 from perfd.collector import (
     CollectorSpec,
     Column,
@@ -147,7 +148,7 @@ class NcclCollector:
         self._ignored: dict[Path, str] = {}
         """Files that are not trusted, and why."""
         self._reported_files: set[Path] = set()
-        self._window_end_s = settings.clock.monotonic_s() + options.window_s
+        self._window_end_s = self._next_window_end_s()
         inspected = options.inspector_directory
         self._inspector = InspectorDirectory(Path(inspected), settings) if inspected else None
         prefix = options.flight_recorder_prefix
@@ -163,13 +164,19 @@ class NcclCollector:
         if not reports:
             # A job's last log lines often say why it ended; the segments wait for a full window.
             return self._read_files() if self._settings.ending.is_set() else []
-        self._window_end_s = now_s + self._options.window_s
+        self._window_end_s = self._next_window_end_s()
         records = self._report() + self._read_files()
         self._forget_processes()
         mode = _recording_mode(gpu_time=self._in_sample())
         for process in self._processes.values():
             process.switch(mode)
         return records
+
+    def _next_window_end_s(self) -> float:
+        """At a multiple of the window in Unix time, like all readings: soon after that the agent sends."""
+        clock, window_s = self._settings.clock, self._options.window_s
+        end_s = common_start_s(window_s, clock) + window_s
+        return end_s if end_s - clock.monotonic_s() > window_s / 2 else end_s + window_s
 
     def _read_files(self) -> list[Record]:
         sources = (self._inspector, self._dumps, self._debug)
