@@ -17,7 +17,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.gpu.fault_runs import case_of, cost_ratio_of
+from benchmarks.gpu.random_jobs import RANDOM_JOBS
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.session.session_config import SessionConfig
 
@@ -106,7 +107,7 @@ def measure(folder: Path, tick_s: float) -> Run:
     recording = folder / "recording" if (folder / "recording").is_dir() else folder
     faults = _faults(folder)
     every = _alerts(recording, tick_s)
-    right = {*_EFFICIENCY, *_TRUTH.get(folder.name, ())}
+    right = {*_EFFICIENCY, *_TRUTH.get(folder.name, ()), *_of_arguments(folder.name)}
     fired = sorted(
         (float(one["fired_at_unix_s"]), str(one["name"])) for one in every if one["name"] not in right
     )
@@ -162,6 +163,12 @@ def _of_phase(document: dict[str, Any]) -> Fault:
         step_s=step_s,
         cost_ratio=step_s / healthy_s - 1 if step_s and healthy_s else None,
     )
+
+
+def _of_arguments(name: str) -> Collection[str]:
+    """Alerts that a drawn job asks for itself: with `--manual-gc` all ranks stall every ten steps."""
+    job = RANDOM_JOBS.get(name)
+    return ("PerfdPeriodicStall",) if job is not None and "--manual-gc" in job.megatron else ()
 
 
 def _alerts(recording: Path, tick_s: float) -> Sequence[dict[str, Any]]:
