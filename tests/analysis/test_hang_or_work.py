@@ -11,6 +11,8 @@ import pytest
 from analysis.jobs import description, job_data, step_table
 
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable, StepTable
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
+from perfd.analysis.findings import Kind
 from perfd.analysis.hang import hang
 from perfd.analysis.steps import timed_by_arrival
 from perfd.model import GpuColumn
@@ -255,6 +257,8 @@ def test_a_job_without_gpus_and_nccl_hangs_after_a_quarter_of_an_hour_in_which_n
     assert found is not None
     assert not found.culprits
     assert "No rank's process runs, reads or writes (kernel)" in found.evidence[-1]
+    headline = summarise(alone(least_s, asleep=asleep), AnalysisSettings()).bottleneck
+    assert (headline.kind, headline.confidence) == (Kind.HANG, 0.4)
     unseen = hang(alone(least_s, io_bytes_per_s=None))
     assert unseen is not None
     assert "No rank is seen to work" in unseen.evidence[-1]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
+from perfd.analysis.hang import Hang
 from perfd.formatting import percent, rank_names
 from perfd.thresholds import THRESHOLDS
 
@@ -19,15 +20,22 @@ def judge_hang(facts: JobEvidence) -> Finding | None:
     hang = facts.hang
     if hang is None:
         return None
-    sure = 0.8 if hang.sure and hang.sources else 0.6
     return Finding(
         kind=Kind.HANG,
-        confidence=0.9 if hang.sure and hang.sources > 1 else sure,
+        confidence=_confidence(hang),
         culprits=tuple(Culprit(kind="rank", id=rank) for rank in hang.culprits[:_SHOWN]),
         evidence=tuple(hang.evidence),
         advice=advice.hanging_ranks(hang.culprits) if hang.culprits else advice.HANG_ANYWHERE,
         gain_ratio=1.0,
     )
+
+
+def _confidence(hang: Hang) -> float:
+    if not hang.sources:
+        return 0.4
+    if not hang.sure:
+        return 0.6
+    return 0.9 if hang.sources > 1 else 0.8
 
 
 def judge_shared_gpus(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
