@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 from benchmarks.headlines.truth import Phase, Truth
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Finding, Kind
-from perfd.clock import ROUND_AFTER
-from perfd.session.replay_session import READ_WITHIN, ReplayOptions, ReplayProgress, replay
+from perfd.clock import ROUND_AFTER, SEND_AFTER
+from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
 
 STEADY_STEPS = 10
 """From so many steady steps on the headline should change only when the job does."""
@@ -207,7 +207,7 @@ def watch(recording: Path, name: str, truth: Truth | None, *, tick_s: float = LI
             if summary is not None:
                 # The API answers with it: what has no JSON ends the watch.
                 to_json([summary])
-                at_s = progress.played_s + (ROUND_AFTER - READ_WITHIN) * tick_s
+                at_s = progress.played_s + (ROUND_AFTER - SEND_AFTER) * tick_s
                 looks.append(_look(at_s, progress.start_unix_s, summary))
 
     begun_s = time.perf_counter()

@@ -18,7 +18,7 @@ from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.analysis.diagnosis import JobSummary
-from perfd.clock import ROUND_AFTER, Clock, SystemClock, VirtualClock
+from perfd.clock import ROUND_AFTER, SEND_AFTER, Clock, SystemClock, VirtualClock
 from perfd.collector import Settings
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
@@ -29,9 +29,6 @@ from perfd.session.session_config import SessionConfig
 TICK_S = 1.0
 """Replayed time between two batches: the same at any speed, so that the numbers are too, and as long as
 between two looks of a live session: with fewer looks, faults that follow each other would be one."""
-READ_WITHIN = 1 / 16
-"""Of a tick: readings of one instant are stamped a little later. Of 204 looks of five live sessions on 4 GPUs
-191 have exactly the numbers of a replay that waits so long, 189 without waiting, 181 with a wait of 1/4."""
 _ACKNOWLEDGE_LIMIT_S = 30.0
 """For one batch of a replay, on a busy machine too. Chosen."""
 _SHOW_EVERY_S = 0.25
@@ -101,13 +98,11 @@ def replay(
         playback = open_playback(
             recording, scratch / "streams", clock, installed_players(), interval_s=options.tick_s
         )
-        # As live, agents read at multiples of the interval in Unix time.
-        tick_ns, read_ns = round(options.tick_s * 1e9), round(READ_WITHIN * options.tick_s * 1e9)
-        first_ns = playback.start_unix_ns - (playback.start_unix_ns - read_ns) % tick_ns
-        round_after_s = (ROUND_AFTER - READ_WITHIN) * options.tick_s
+        # As live: what agents read at multiples of the interval in Unix time, they have when they send.
+        tick_ns, send_ns = round(options.tick_s * 1e9), round(SEND_AFTER * options.tick_s * 1e9)
+        first_ns = playback.start_unix_ns - (playback.start_unix_ns - send_ns) % tick_ns
+        round_after_s = (ROUND_AFTER - SEND_AFTER) * options.tick_s
         clock.advance_to_unix_ns(first_ns)
-        clock.advance(round_after_s)
-        clock.advance(round_after_s)
         aggregator = _start_aggregator(options, clock, stack)
         agents = _start_agents(playback, scratch / "spools", aggregator.grpc_address, clock, stack)
         # Descriptions and connections come before the recording's time begins to run.
@@ -119,13 +114,14 @@ def replay(
         lead_s = (playback.start_unix_ns - first_ns) / 1e9
         show = _shower(on_progress, lead_s, total_s, playback.start_unix_ns / 1e9, aggregator)
         pace.begin()
-        for played_s in _instants(lead_s + total_s, options.tick_s):
-            pace.keep(played_s, show)
-            clock.advance(options.tick_s - round_after_s)
+        # The last tick is at the end or after it.
+        for number in range(1, math.ceil((lead_s + total_s) / options.tick_s) + 1):
+            pace.keep(number * options.tick_s, show)
+            clock.advance_to_unix_ns(first_ns + number * tick_ns)
             _send(agents)
             clock.advance(round_after_s)
             aggregator.tick()
-            show(played_s)
+            show(number * options.tick_s)
         aggregator.tick()
         result = ReplayResult(
             summaries=aggregator.summary(),
@@ -160,11 +156,6 @@ class _Pace:
         while (left_s := (played_s - self._skip_s) / self._speed - self.elapsed_s()) > 0:
             self._clock.sleep(min(left_s, _SHOW_EVERY_S))
             show(min(played_s, self._skip_s + self.elapsed_s() * self._speed))
-
-
-def _instants(total_s: float, tick_s: float) -> list[float]:
-    """The played time at each tick; the last one is at the end or after it."""
-    return [tick_s * number for number in range(1, math.ceil(total_s / tick_s) + 1)]
 
 
 def _shower(

@@ -161,7 +161,7 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(watched: Watch
     assert len(due) == 3
     for one in due:
         assert one.named_after_s is not None
-        assert one.named_after_s <= 5.0
+        assert one.named_after_s <= 5.5
         assert one.gain_error is not None
         assert one.gain_error <= 0.08
     assert not watched.false_blame
@@ -172,7 +172,7 @@ def test_a_loop_without_steps_in_its_log_has_its_slow_ranks_named(watched: Watch
     [
         _of(ALONE / "one", 5.0, 0.01),
         _of(ALONE / "trainer1", 5.0, 0.07),
-        _of(ALONE / "silent1", 6.0, 0.05),
+        _of(ALONE / "silent1", 6.5, 0.05),
         _of(ALONE / "one_storage", 13.0, 0.02),
         _of(ALONE / "evaluation1", 9.0, 0.15),
         _of(ALONE / "megatron1", 5.0, 0.07),

@@ -331,7 +331,7 @@ def test_a_report_says_what_its_total_of_communication_does_not_count(capsys):
     reported = capsys.readouterr().out
     assert "| Communication | 0.6% |" in reported
     assert "not counting pp |" in reported
-    assert "Alert PerfdPipelineStall fired at step 7 and is resolved." in reported
+    assert "Alert PerfdPipelineStall fired at step 6 and is resolved." in reported
 
 
 def test_a_recording_is_reported_on_by_its_name_and_has_no_traces(capsys):

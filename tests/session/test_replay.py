@@ -12,11 +12,11 @@ from perfd.aggregator import Aggregator
 from perfd.aggregator.web_api import PAGE_FILE, save_run
 from perfd.analysis.findings import Kind
 from perfd.cli import main
-from perfd.clock import VirtualClock
+from perfd.clock import SEND_AFTER, VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.errors import ConfigError, RecordingError
 from perfd.recording import bundled, bundled_names
-from perfd.session.replay_session import READ_WITHIN, ReplayOptions, ReplayProgress, ReplayResult, replay
+from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig
 from perfd.session.text.result_files import save_results, summary_json
 from perfd.session.text.summary_text import in_words
@@ -128,13 +128,18 @@ def test_progress_goes_forward_to_the_end_and_is_reported_between_ticks_when_pac
     assert len(times) > 100
 
 
+@pytest.mark.parametrize("tick_s", [10.0, 37.0, 53.1, 100.0, 333.3, 1000.0])
+def test_all_of_a_recording_is_read_wherever_in_a_tick_it_begins_and_ends(tick_s: float) -> None:
+    assert [job.steps.count for job in played("pp4_few", tick_s=tick_s).summaries] == [18]
+
+
 @pytest.mark.parametrize("tick_s", [1.0, 0.25])
 def test_it_reads_at_the_instants_at_which_agents_read(tick_s: float) -> None:
     seen_unix_s: list[float] = []
     options = ReplayOptions(recording=bundled("pp4_few"), tick_s=tick_s)
     replay(options, on_progress=lambda now: seen_unix_s.append(now.start_unix_s + now.played_s))
     # The last one is the recording's end.
-    ticks = [at / tick_s - READ_WITHIN for at in seen_unix_s[:-1]]
+    ticks = [at / tick_s - SEND_AFTER for at in seen_unix_s[:-1]]
     assert all(abs(tick - round(tick)) < 1e-5 for tick in ticks)
 
 
