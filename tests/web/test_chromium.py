@@ -197,6 +197,19 @@ def test_a_key_reads_a_chart_that_was_not_drawn_before(tab: Tab, played: Callabl
     tab.wait("document.querySelector('#mfu-chart output').innerText.startsWith('step 1:')")
 
 
+def test_a_chart_that_is_drawn_later_stands_where_the_others_do(tab: Tab, played: Callable[[str], str]) -> None:
+    url = played("dp4")
+    tab.before_each_page("window.IntersectionObserver = class { observe() {} unobserve() {} };")
+    tab.open(f"{url}/jobs/dp4", SHOWN)
+    tab.run("document.getElementById('mfu-chart-drawing').focus()")
+    tab.press("Home")
+    tab.wait("document.querySelector('#mfu-chart output').innerText.startsWith('step 1:')")
+    # Draws all that was not in view.
+    tab.run("window.dispatchEvent(new Event('beforeprint'))")
+    tab.wait("document.querySelector('#time-chart output').innerText.startsWith('step 1:')")
+    assert tab.text("#mfu-chart output").startswith("step 1:")
+
+
 def test_the_fleet_lists_the_job_and_what_limits_it(tab: Tab, played: Callable[[str], str]) -> None:
     url = played("dp4_slow2")
     tab.open(f"{url}/", "document.getElementById('jobs')")

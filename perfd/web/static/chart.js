@@ -84,6 +84,8 @@ export function lineChart({ id, name, show, group, most = Infinity, stacked = fa
         held.shape = shape;
         held.plot = new uPlot(options(held, { width, show, readAt, group, stacked }), columns(held.now), place);
         if (group.range) setRange(held.plot, group);
+        // A plot that was made just now has no scale before its own microtask.
+        queueMicrotask(() => held.plot && followCursor(held.plot, group));
       });
       place.setAttribute("aria-label", label(held.now, show));
       keys.replaceChildren(...legend(held.now));
@@ -243,6 +245,12 @@ function legend({ lines, steady, marks, drawn, top }) {
 // Also moves the cursor of the other charts.
 function point(plot, index) {
   plot.setCursor({ left: plot.valToPos(plot.data[0][index], "x"), top: 0 }, true, true);
+}
+
+// A chart that comes into view stands where the others of its group do.
+function followCursor(plot, group) {
+  const other = uPlot.sync(group.key).plots.find((one) => one !== plot && one.cursor.idx != null);
+  if (other) plot.setCursor({ left: plot.valToPos(other.data[0][other.cursor.idx], "x"), top: 0 }, true, false);
 }
 
 const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
