@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import codecs
 import contextlib
 import importlib
-import io
-import json
 import os
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from difflib import get_close_matches
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from perfd import __version__
 from perfd.cli.signals import unwound_by_signals
+from perfd.cli.standard_streams import discard, errors_written, output_written, prepare_streams
 from perfd.errors import PerfdError
 from perfd.formatting import printable_text
 
@@ -75,14 +72,38 @@ _USES_GRPC = ("agent", "aggregator", "gateway", "demo", "replay")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors that perfd raises on purpose become one sentence."""
-    argv = list(sys.argv[1:] if arguments is None else arguments)
-    if arguments is None:
-        _accept_every_text()
+    if arguments is not None:
+        return _main(list(arguments), own_process=False)
+    prepare_streams()
+    with errors_written():
+        return _main(sys.argv[1:], own_process=True)
+
+
+def _main(argv: list[str], *, own_process: bool) -> int:
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    try:
+        with output_written():
+            return _run(argv, wanted, own_process=own_process)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does: nothing is wrong.
+        discard(sys.stdout)
+        return 141
+    except (PerfdError, OSError, UnicodeEncodeError, MemoryError) as error:
+        if isinstance(error, OSError):
+            discard(sys.stdout)
+        with contextlib.suppress(OSError):
+            name = f"perfd {wanted}" if wanted else "perfd"
+            print(printable_text(f"{name}: {_sentence(error)}"), file=sys.stderr)
+        return 2
+
+
+def _run(argv: list[str], wanted: str | None, *, own_process: bool) -> int:
     if not argv:
         build_parser(()).print_help(sys.stderr)
         return 2
     # Only the module of the verb in question is imported: the agent must stay small.
-    wanted = next((word for word in argv if not word.startswith("-")), None)
     if wanted in _USES_GRPC:
         # gRPC logs failed connections, which perfd reports itself. It reads this variable when imported, and
         # only these verbs set it, so that a command under `perfd run` does not inherit it.
@@ -90,25 +111,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wanted is not None and wanted not in VERBS:
         hint = _alike(wanted, VERBS) or "; `perfd --help` lists the verbs."
         build_parser(()).error(f"unknown verb: {wanted}{hint}")
-    try:
-        args = build_parser({wanted} if wanted else ()).parse_args(argv)
-        args.own_process = arguments is None
-        with unwound_by_signals(), _output(args.verb):
-            code = int(_module(args.verb).run(args))
-        # While a full disk can still be reported.
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader of our output left, as `head` does: nothing is wrong.
-        _discard_output()
-        return 141
-    except (PerfdError, OSError, UnicodeEncodeError, MemoryError) as error:
-        print(printable_text(f"perfd {wanted}: {_sentence(error)}"), file=sys.stderr)
-        if isinstance(error, OSError):
-            _discard_output()
-        return 2
-    return code
+    args = build_parser({wanted} if wanted else ()).parse_args(argv)
+    args.own_process = own_process
+    with unwound_by_signals(), _output(args.verb):
+        return int(_module(args.verb).run(args))
 
 
 def _output(verb: str) -> AbstractContextManager[None]:
@@ -117,23 +123,6 @@ def _output(verb: str) -> AbstractContextManager[None]:
     escapes: ModuleType = importlib.import_module("perfd.cli.output_escapes")
     safe: AbstractContextManager[None] = escapes.safe_output()
     return safe
-
-
-def _accept_every_text() -> None:
-    """Make standard output accept any text, even if it is closed or its encoding is not UTF-8."""
-    if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115  (until the process ends)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        codecs.register_error("perfd", _escaped)
-        sys.stdout.reconfigure(errors="perfd")
-
-
-def _escaped(error: UnicodeError) -> tuple[str, int]:
-    r"""Characters that the encoding lacks as `\uXXXX`, which is also valid in JSON; the micro sign as u."""
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start : error.end].replace("\N{MICRO SIGN}", "u")
-    return json.dumps(text)[1:-1], error.end
 
 
 def _sentence(error: PerfdError | OSError | UnicodeEncodeError | MemoryError) -> str:
@@ -146,12 +135,6 @@ def _sentence(error: PerfdError | OSError | UnicodeEncodeError | MemoryError) ->
     if isinstance(error, MemoryError):
         return "Out of memory. Try fewer files at once, or a machine with more memory."
     return str(error)
-
-
-def _discard_output() -> None:
-    """Let what is buffered go nowhere, so that the interpreter's end does not fail over it."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

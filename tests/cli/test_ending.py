@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 _PERFD = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())"]
+_BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+"""As users have it: what cannot be written is noticed at the end."""
 _TRACES = str(Path(__file__).parents[2] / "docs" / "examples" / "slow-rank")
 
 # The process asks for the signal inside the lock of the event that it waits for, where a handler that sets
@@ -47,17 +49,46 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize("verb", [["version"], ["rules", "check"], ["rules", "check", "--json"]])
+@pytest.mark.parametrize(
+    "verb", [["version"], ["version", "--help"], ["rules", "check"], ["rules", "check", "--json"]]
+)
 def test_a_full_disk_is_one_sentence_and_exit_code_2(verb):
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        done = subprocess.run([*_PERFD, *verb], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(
+            [*_PERFD, *verb], stdout=full, stderr=subprocess.PIPE, text=True, env=_BUFFERED, check=False
+        )
 
     assert (done.returncode, done.stderr) == (2, f"perfd {verb[0]}: No space left on device.\n")
 
 
-@pytest.mark.parametrize("verb", [["version"], ["compare", _TRACES, _TRACES]])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["nonsense"], 2),
+        (["version", "--nonsense"], 2),
+        (["diagnose", "/no/such/path"], 2),
+        (["run", "--http", "127.0.0.1:0", "--out", "{folder}", "--", "sh", "-c", "exit 3"], 3),
+    ],
+)
+def test_a_full_disk_under_standard_error_does_not_change_the_exit_code(tmp_path, words, code):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run(
+            [*_PERFD, *(word.format(folder=tmp_path) for word in words)],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            env=_BUFFERED,
+            check=False,
+        )
+
+    assert (done.returncode, done.stdout) == (code, "")
+
+
+@pytest.mark.parametrize("verb", [["version"], ["--help"], ["compare", _TRACES, _TRACES]])
 def test_a_reader_that_left_is_no_error_and_no_regression(verb):
-    with subprocess.Popen([*_PERFD, *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [*_PERFD, *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_BUFFERED
+    ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
@@ -72,6 +103,28 @@ def test_without_any_output_the_verb_does_its_work():
     )
 
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_errors_do_not_go_to_standard_output_when_standard_error_is_closed():
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" 2>&-', "sh", *_PERFD, "diagnose", "/no/such/path"],
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+def test_a_closed_standard_input_is_an_empty_log():
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *_PERFD, "parse", "-"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "The log is empty" in done.stdout
 
 
 def test_a_table_for_closed_output_is_no_error():
