@@ -9,11 +9,10 @@ from urllib.parse import unquote
 
 import msgspec
 
-from perfd.capture.policy.capture_json import API_PATH
+from perfd.capture.policy.capture_json import API_PATH, SCHEMA
 from perfd.errors import CaptureError, StorageError
 from perfd.net import Handler, Request, Response, error_response, json_response
 
-SCHEMA = "perfd.capture/1"
 _FILES = "files/"
 
 _T = TypeVar("_T", bound=msgspec.Struct)

@@ -78,12 +78,12 @@ def authorization_in(path: str | Path | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-def get(url: str, path: str) -> dict[str, Any]:
-    """The JSON at a path of an aggregator; raises `PerfdError` with what to do when there is none.
+def get(url: str, path: str, schema: str) -> dict[str, Any]:
+    """The document of a schema at a path of an aggregator; raises as `ask`.
 
     The token is that of the environment.
     """
-    return ask(url, "GET", path, headers=authorization_in(os.environ.get(TOKEN_VARIABLE)))
+    return ask(url, "GET", path, schema=schema, headers=authorization_in(os.environ.get(TOKEN_VARIABLE)))
 
 
 def get_jobs(url: str, *, short: bool = False) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ def get_jobs(url: str, *, short: bool = False) -> list[dict[str, Any]]:
     offset, matched = 0, 1
     while offset < matched:
         path = f"/api/v1/jobs?sort=name&limit={_JOBS_PER_PAGE}&offset={offset}&short={int(short)}"
-        document = get(url, path)
+        document = get(url, path, "perfd.jobs/2")
         # A job that is forgotten between two pages moves those after it.
         found |= {entry["name"]: entry for entry in document["jobs"]}
         offset, matched = offset + _JOBS_PER_PAGE, document.get("page", {"matched": 0})["matched"]
@@ -103,14 +103,17 @@ def ask(
     url: str,
     method: str,
     path: str,
+    *,
+    schema: str | None = None,
     body: str | None = None,
     headers: Mapping[str, str] | None = None,
-    *,
     timeout_s: float = _TIMEOUT_S,
 ) -> dict[str, Any]:
-    """An aggregator's answer; raises `PerfdError` with its reason when it refuses, or with what to do.
+    """An aggregator's answer, of `schema` if that is named.
 
-    `timeout_s` bounds all of it: a name that is not found and an answer that drips too.
+    Raises `PerfdError` with its reason when it refuses, and with what to do when something else answers, or
+    an aggregator of another version. `timeout_s` bounds all of it: a name that is not found and an answer
+    that drips too.
     """
     connection, base = _connection(url)
     connection.deadline_s = time.monotonic() + timeout_s
@@ -129,15 +132,28 @@ def ask(
     try:
         document = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PerfdError(
-            f"What answers at {url} is not a perfd aggregator; name one with --aggregator."
-        ) from error
+        raise _stranger(url) from error
     document = {printable_text(key): printable(item) for key, item in document.items()}
     if response.status >= http.HTTPStatus.BAD_REQUEST:
         reason = str(document.get("error") or f"{url}{path} answers with status {response.status}.")
         missing = response.status == http.HTTPStatus.NOT_FOUND
         raise NothingAtPathError(reason) if missing else PerfdError(reason)
+    _check_schema(document.get("schema"), schema, url)
     return document
+
+
+def _check_schema(found: object, wanted: str | None, url: str) -> None:
+    if not isinstance(found, str) or not found.startswith("perfd."):
+        raise _stranger(url)
+    if wanted not in {None, found}:
+        raise PerfdError(
+            f"The aggregator at {url} answers with {found} and this perfd reads {wanted}: "
+            "use the same version of perfd for both."
+        )
+
+
+def _stranger(url: str) -> PerfdError:
+    return PerfdError(f"What answers at {url} is not a perfd aggregator; name one with --aggregator.")
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401  (whatever JSON holds)

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfd.capture.capture_routes import SCHEMA
-from perfd.capture.policy.capture_json import to_json
+from perfd.capture.policy.capture_json import SCHEMA, to_json
 from perfd.capture.policy.capture_policy import MAX_DURATION_S
 from perfd.capture.selection import check_selector
 from perfd.cli.arguments import positive, whole_from_zero

@@ -25,7 +25,7 @@ def prepare_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # Those below it are open, so it is the lowest number that is free.
+            # The lowest free number is taken: this one, as those below it are open.
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     sys.stdin = sys.stdin or _stream(_INPUT, "r")
     sys.stdout = sys.stdout or _stream(_OUTPUT, "w")

@@ -108,7 +108,7 @@ def test_a_process_that_is_killed_has_what_it_acknowledged(tmp_path):
                 assert agent.hello(first_sequence=life).last_sequence == life - 1
                 agent.sequence = life - 1
                 agent.send(step(life))
-            steps = get(f"http://{line['http']}", "/api/v1/jobs/llm/steps")["steps"]
+            steps = get(f"http://{line['http']}", "/api/v1/jobs/llm/steps", "perfd.steps/1")["steps"]
             assert [found["step"] for found in steps] == list(range(1, life + 1))
         finally:
             process.kill()

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from perfd.capture.capture_routes import capture_routes
-from perfd.capture.policy.capture_json import API_PATH, to_json
+from perfd.capture.policy.capture_json import API_PATH, SCHEMA, to_json
 from perfd.capture.policy.coordinator import CaptureCoordinator, check_profiles
 from perfd.capture.policy.policy_events import ManualRequest
 from perfd.capture.selection.rank_selection import JobView, RankView
@@ -172,7 +172,9 @@ def test_captures_of_servers_are_asked_for_apart(perfd, aggregator):
     def ids(kind):
         return [
             one["id"]
-            for one in get(f"http://{aggregator.server.address}", f"{API_PATH}?kind={kind}")["captures"]
+            for one in get(f"http://{aggregator.server.address}", f"{API_PATH}?kind={kind}", SCHEMA)[
+                "captures"
+            ]
         ]
 
     assert (ids("job"), ids("server")) == (["mine"], [])

@@ -1,4 +1,4 @@
-"""A verb that asks an aggregator ends in time, whatever answers."""
+"""A verb that asks an aggregator ends in time and says what is wrong, whatever answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from contextlib import contextmanager
 
 import pytest
 
+from perfd.cli import main
 from perfd.cli.aggregator_client import ask
 from perfd.errors import PerfdError
+from perfd.net import HttpServer, json_response
 
 TIMEOUT_S = 0.3
+_ASKING = (
+    *("status", "status --cluster", "top --once", "watch", "nodes", "diagnose", "report --job x"),
+    *("capture list", "capture show x", "capture start x", "capture cancel x"),
+)
 
 
 @contextmanager
@@ -59,3 +65,23 @@ def test_a_name_that_no_resolver_answers_is_given_up(monkeypatch: pytest.MonkeyP
             ask("http://aggregator.example:9460", "GET", "/api/v1/jobs", timeout_s=TIMEOUT_S)
     finally:
         never.set()
+
+
+@pytest.mark.parametrize("verb", _ASKING)
+@pytest.mark.parametrize(
+    ("document", "sentence"),
+    [
+        ({}, "is not a perfd aggregator; name one with --aggregator."),
+        ({"status": "UP"}, "is not a perfd aggregator; name one with --aggregator."),
+        ({"schema": "perfd.all/99", "jobs": {}}, "use the same version of perfd for both."),
+    ],
+)
+def test_what_answers_with_something_else_is_called_so(
+    verb: str, document: object, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server = HttpServer("127.0.0.1:0", {"/api/v1/": lambda _: json_response(document)})
+    try:
+        assert main([*verb.split(), "--aggregator", f"http://{server.address}"]) == 2
+    finally:
+        server.close()
+    assert capsys.readouterr().err.endswith(f"{sentence}\n")

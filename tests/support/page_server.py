@@ -22,6 +22,10 @@ from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
 
 Json = Mapping[str, Any]
+_SCHEMAS = {
+    **{name: f"perfd.{name}/1" for name in ("agents", "alerts", "nodes", "ranks", "series", "status")},
+    **{name: f"perfd.{name}/2" for name in ("fleet", "jobs", "servers")},
+}
 
 
 class StandIn:
@@ -91,6 +95,9 @@ class StandIn:
             return Response(status=404, body=b'{"error": "There is no such job."}')
         if request.rest == "fleet":
             answer = fleet_page(answer, request.query)
+        schema = _SCHEMAS.get(request.rest.rpartition("/")[2])
+        if schema is not None:
+            answer = {"schema": schema, **answer}
         return Response(body=msgspec.json.encode(answer))
 
     def _of_ranks(self, request: Request) -> Any:

@@ -197,7 +197,9 @@ def test_a_key_reads_a_chart_that_was_not_drawn_before(tab: Tab, played: Callabl
     tab.wait("document.querySelector('#mfu-chart output').innerText.startsWith('step 1:')")
 
 
-def test_a_chart_that_is_drawn_later_stands_where_the_others_do(tab: Tab, played: Callable[[str], str]) -> None:
+def test_a_chart_that_is_drawn_later_stands_where_the_others_do(
+    tab: Tab, played: Callable[[str], str]
+) -> None:
     url = played("dp4")
     tab.before_each_page("window.IntersectionObserver = class { observe() {} unobserve() {} };")
     tab.open(f"{url}/jobs/dp4", SHOWN)

@@ -18,6 +18,7 @@ from perfd.model import CaptureFile, CaptureState
 
 _UNMET = (CaptureState.REFUSED, CaptureState.LATE)
 API_PATH = "/api/v1/captures"
+SCHEMA = "perfd.capture/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

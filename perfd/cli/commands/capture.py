@@ -19,7 +19,7 @@ from urllib.parse import quote, urlencode
 from rich.text import Text
 
 from perfd.capture.nsys import REPLAY_MODES, NcuPlan, NsysPlan, plan_ncu, plan_nsys
-from perfd.capture.policy.capture_json import API_PATH
+from perfd.capture.policy.capture_json import API_PATH, SCHEMA
 from perfd.capture.redact import redacted_copy
 from perfd.cli import capture_slurm
 from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authorization_of, url_of
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     query = f"?{urlencode({'job': args.job})}" if args.job else ""
-    document = ask(url_of(args), "GET", API_PATH + query)
+    document = ask(url_of(args), "GET", API_PATH + query, schema=SCHEMA)
     if args.json:
         print(json.dumps(document))
         return 0
@@ -169,7 +169,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    document = ask(url_of(args), "GET", f"{API_PATH}/{quote(args.id, safe='')}")
+    document = ask(url_of(args), "GET", f"{API_PATH}/{quote(args.id, safe='')}", schema=SCHEMA)
     _print(document, as_json=args.json)
     if args.analyze:
         from perfd.cli.traces.analyze_capture import analyze  # noqa: PLC0415  (slow to import; a rare wish)
@@ -184,7 +184,9 @@ def _job_of(args: argparse.Namespace, capture: Mapping[str, Any]) -> JobSummary 
     from perfd.report.comparison import jobs_of  # noqa: PLC0415  (as above)
 
     try:
-        found = ask(url_of(args), "GET", f"/api/v1/jobs/{quote(capture['job'], safe='')}")
+        found = ask(
+            url_of(args), "GET", f"/api/v1/jobs/{quote(capture['job'], safe='')}", schema="perfd.summary/2"
+        )
         return jobs_of(found, capture["job"])[0]
     except PerfdError:
         # Servers are not jobs, and old jobs are forgotten: no MFU then.
@@ -205,7 +207,7 @@ def _start(args: argparse.Namespace) -> int:
     document = _post(args, API_PATH, body)
     while args.wait and document["capture"]["state"] == "open":
         time.sleep(_POLL_S)
-        document = ask(url_of(args), "GET", f"{API_PATH}/{document['capture']['id']}")
+        document = ask(url_of(args), "GET", f"{API_PATH}/{document['capture']['id']}", schema=SCHEMA)
     _print(document, as_json=args.json)
     return 0 if document["capture"]["state"] in ("open", "done") else 1
 
@@ -267,7 +269,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _post(args: argparse.Namespace, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", **authorization_of(args)}
-    return ask(url_of(args), "POST", path, json.dumps(body), headers)
+    return ask(url_of(args), "POST", path, schema=SCHEMA, body=json.dumps(body), headers=headers)
 
 
 def _print(document: Mapping[str, Any], *, as_json: bool) -> None:

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         url = url_of(args)
         summaries, over = _live(url, args.job)
         if not args.json and not args.checklist:
-            firing = get(url, "/api/v1/alerts?state=firing")["alerts"]
+            firing = get(url, "/api/v1/alerts?state=firing", "perfd.alerts/1")["alerts"]
     if args.json:
         print(json.dumps(document(summaries, checklist=args.checklist)))
     else:
@@ -127,6 +127,6 @@ def _live(url: str, job: str | None) -> tuple[list[JobSummary], set[str]]:
     known = get_jobs(url, short=True)
     running = {entry["name"] for entry in known if not entry["ended"]}
     names = [job] if job else [entry["name"] for entry in known]
-    documents = [get(url, f"/api/v1/jobs/{quote(name, safe='')}") for name in names]
+    documents = [get(url, f"/api/v1/jobs/{quote(name, safe='')}", "perfd.summary/2") for name in names]
     summaries = [summary for document in documents for summary in from_json(document)]
     return summaries, {summary.name for summary in summaries} - running

@@ -80,7 +80,7 @@ class _HttpApi:
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         headers = {"Content-Type": "application/json", **authorization_in(self.capture_token)}
-        return ask(self.url, "POST", path, json.dumps(body), headers)
+        return ask(self.url, "POST", path, body=json.dumps(body), headers=headers)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     query = {"all": "1"} if args.all else {}
     if args.node is not None:
         query["node"] = args.node
-    document = get(url_of(args), f"/api/v1/nodes?{urlencode(query)}")
+    document = get(url_of(args), f"/api/v1/nodes?{urlencode(query)}", "perfd.nodes/1")
     nodes = [node for node in document["nodes"] if _wanted(node, args)]
     if args.node is not None and not document["nodes"]:
         raise PerfdError(f"Nothing is known of a node {args.node!r}; `perfd nodes --all` lists all.")

@@ -101,7 +101,7 @@ def _of_aggregator(args: argparse.Namespace) -> Report:
     path = f"/api/v1/jobs/{quote(args.job, safe='')}"
     if args.since is not None:
         path += f"?since={args.since.timestamp()!r}"
-    job = one_job(jobs_of(get(name, path), name), args.job, name)
+    job = one_job(jobs_of(get(name, path, "perfd.summary/2"), name), args.job, name)
     if args.since is not None:
         name += f" since {args.since:%Y-%m-%d %H:%M:%S} UTC"
     series = None if args.since else _series(name, args.job)
@@ -111,7 +111,9 @@ def _of_aggregator(args: argparse.Namespace) -> Report:
 def _series(aggregator: str, job: str) -> dict[str, Any] | None:
     """The job's steps; None if the aggregator has none."""
     try:
-        return get(aggregator, f"/api/v1/jobs/{quote(job, safe='')}/series?points={CHART_POINTS}")
+        return get(
+            aggregator, f"/api/v1/jobs/{quote(job, safe='')}/series?points={CHART_POINTS}", "perfd.series/1"
+        )
     except PerfdError:
         return None
 

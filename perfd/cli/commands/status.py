@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     if args.cluster:
         return _print_group(url, as_json=args.json)
     jobs = get_jobs(url)
-    alerts = get(url, "/api/v1/alerts")["alerts"]
-    agents = get(url, "/api/v1/agents")["agents"]
-    servers = get(url, "/api/v1/servers")["servers"]
+    alerts = get(url, "/api/v1/alerts", "perfd.alerts/1")["alerts"]
+    agents = get(url, "/api/v1/agents", "perfd.agents/1")["agents"]
+    servers = get(url, "/api/v1/servers", "perfd.servers/2")["servers"]
     if args.json:
         document = {"schema": SCHEMA, "jobs": jobs, "alerts": alerts, "agents": agents, "servers": servers}
         print(json.dumps(document))
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     connected = sum(agent["connected"] for agent in agents)
     expected = sum(not agent.get("left") for agent in agents)
     console.print(f"{connected} of {expected} agents connected.")
-    if problem := get(url, "/api/v1/status").get("jobs_problem"):
+    if problem := get(url, "/api/v1/status", SCHEMA).get("jobs_problem"):
         console.print(problem, highlight=False, markup=False)
     return 0
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 def _print_group(url: str, *, as_json: bool) -> int:
     """Returns 1 if a partition has no aggregator."""
     try:
-        group = get(url, "/api/v1/group")
+        group = get(url, "/api/v1/group", "perfd.group/1")
     except NothingAtPathError as error:
         raise PerfdError(
             f"The aggregator at {url} is not in a group: its configuration has no nats.group (docs/scale.md)."
@@ -78,6 +78,6 @@ def _print_group(url: str, *, as_json: bool) -> int:
         console.print(group_table(group))
         if without:
             console.print(f"Partitions without an aggregator now: {', '.join(map(str, without))}.")
-        if problem := get(url, "/api/v1/status").get("stream_problem"):
+        if problem := get(url, "/api/v1/status", SCHEMA).get("stream_problem"):
             console.print(problem, highlight=False, markup=False)
     return 1 if without else 0

@@ -108,29 +108,30 @@ def _first(url: str) -> _Answers:
 def _ask(url: str, place: ScreenPosition) -> _Answers:
     at = time.strftime("%H:%M:%S")
     if place.screen is Screen.SERVERS:
-        return _Answers(place=place, at=at, servers=get(url, "/api/v1/servers")["servers"])
+        return _Answers(place=place, at=at, servers=get(url, "/api/v1/servers", "perfd.servers/2")["servers"])
     if place.screen is Screen.JOB and place.job is not None:
         asked = quote(place.job, safe="")
-        jobs = get(url, f"/api/v1/jobs?short=1&job={asked}")["jobs"]
+        jobs = get(url, f"/api/v1/jobs?short=1&job={asked}", "perfd.jobs/2")["jobs"]
         if not jobs:
             return _Answers(place=place, at=at)
         return _Answers(
             place=place,
             at=at,
             job=jobs[0],
-            alerts=get(url, f"/api/v1/alerts?job={asked}")["alerts"],
-            ranks=_known(url, f"/api/v1/jobs/{asked}/ranks"),
-            series=_known(url, f"/api/v1/jobs/{asked}/series?points={_POINTS}"),
+            alerts=get(url, f"/api/v1/alerts?job={asked}", "perfd.alerts/1")["alerts"],
+            ranks=_known(url, f"/api/v1/jobs/{asked}/ranks", "perfd.ranks/1"),
+            series=_known(url, f"/api/v1/jobs/{asked}/series?points={_POINTS}", "perfd.series/1"),
         )
     query = {"limit": _MOST_JOBS, "trend": 1, "sort": place.sort, "down": int(place.down), "q": place.words}
-    fleet = get(url, f"/api/v1/fleet?{urlencode({name: value for name, value in query.items() if value})}")
+    asked = urlencode({name: value for name, value in query.items() if value})
+    fleet = get(url, f"/api/v1/fleet?{asked}", "perfd.fleet/2")
     return _Answers(place=place, at=at, fleet=fleet)
 
 
-def _known(url: str, path: str) -> Json | None:
+def _known(url: str, path: str, schema: str) -> Json | None:
     """Optional data of a job; without it the screen shows the rest."""
     try:
-        return get(url, path)
+        return get(url, path, schema)
     except PerfdError:
         return None
 

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a line about a job each interval until it ends, for CI logs; or one line, for tmux."""
     url = url_of(args)
     return watch(
-        lambda: job_row(get(url, "/api/v1/fleet")["jobs"], args.job),
+        lambda: job_row(get(url, "/api/v1/fleet", "perfd.fleet/2")["jobs"], args.job),
         time.sleep,
         interval_s=args.interval,
         once=args.once,
