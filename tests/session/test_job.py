@@ -102,6 +102,22 @@ def test_a_file_that_may_not_be_executed_is_named(tmp_path):
     assert b"permission denied" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("content", "code", "words"),
+    [
+        ("exit 3\n", 126, "it is no program, and no script whose first line names one, such as #!/bin/bash."),
+        ("#!/no/such/shell\n", 127, "the program that its first line names is missing."),
+    ],
+)
+def test_a_script_without_a_program_to_run_it_is_told_what_it_lacks(tmp_path, content, code, words):
+    script = tmp_path / "train.sh"
+    script.write_text(content)
+    script.chmod(0o755)
+    done = run([str(script)])
+    assert done.returncode == code
+    assert done.stderr.decode().endswith(f"{words}\n")
+
+
 def test_binary_output_without_a_line_end_passes_unchanged():
     done = run(python("import os; os.write(1, bytes(range(256)) * 1000); os.write(2, b'\\r50%\\x00\\xff')"))
     assert done.stdout == bytes(range(256)) * 1000

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 import psutil
 
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, reason_of
 
 FORWARDED = frozenset({
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
@@ -20,6 +22,8 @@ FORWARDED = frozenset({
 """Signals that `perfd run` forwards to the job."""
 WATCHED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
 _PR_SET_PDEATHSIG = 1
+_SHOWN_CHARS = 200
+"""Of a command that is too long to start."""
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent (sigaction(2)). The terminal's driver sends the two below to all
 foreground processes; it may send a hang-up to us alone, as the session's leader."""
@@ -108,11 +112,19 @@ class ChildProcess:
                 preexec_fn=prepare,  # noqa: PLW1509
             )
         except FileNotFoundError as error:
-            raise CommandError(f"{command[0]}: command not found.", 127) from error
+            missing = (
+                "the program that its first line names is missing"
+                if Path(command[0]).exists()
+                else "command not found"
+            )
+            raise CommandError(f"{command[0]}: {missing}.", 127) from error
         except PermissionError as error:
             raise CommandError(f"{command[0]}: permission denied.", 126) from error
         except (OSError, ValueError) as error:
-            raise CommandError(f"{command[0]} cannot be started: {error}.", 126) from error
+            reason = reason_of(error)
+            if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
+                reason = "it is no program, and no script whose first line names one, such as #!/bin/bash"
+            raise CommandError(f"{command[0][:_SHOWN_CHARS]} cannot be started: {reason}.", 126) from error
         self._own_group = own_group
         self._launcher = launcher
 
