@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -218,7 +219,8 @@ def _check_inside(directory: Path, stream: StreamEntry) -> None:
         not pure.is_absolute() and ".." not in pure.parts and "\0" not in stream.path and bool(pure.parts)
     )
     if inside:
-        inside = (directory / stream.path).resolve().is_relative_to(directory.resolve())
+        real = Path(os.path.realpath(directory / stream.path))
+        inside = real.is_relative_to(os.path.realpath(directory))
     if not inside:
         raise RecordingError(
             f"{directory / MANIFEST_NAME} lists {stream.path!r}, which is not a path inside of the recording."

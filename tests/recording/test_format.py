@@ -134,6 +134,13 @@ def test_a_stream_outside_of_the_recording_is_refused(tmp_path, path):
         open_recording(write_manifest(tmp_path / "rec", streams=[stream(path)]), allow_missing=True)
 
 
+def test_a_link_to_itself_is_a_missing_stream(tmp_path):
+    (tmp_path / "rec").mkdir()
+    (tmp_path / "rec" / "log").symlink_to("log")
+    with pytest.raises(RecordingError, match="lists log, which is not there"):
+        open_recording(write_manifest(tmp_path / "rec", streams=[stream("log")]))
+
+
 def test_a_link_that_leaves_the_recording_is_refused(tmp_path):
     write_stream(tmp_path, "secret", b"")
     (tmp_path / "rec").mkdir()

@@ -38,6 +38,13 @@ def test_a_file_that_is_not_there_is_a_mistake_of_its_own(tmp_path: Path) -> Non
         load_rules([missing])
 
 
+def test_a_link_to_itself_is_a_mistake(tmp_path: Path) -> None:
+    loop = tmp_path / "rules.yaml"
+    loop.symlink_to(loop)
+    with pytest.raises(RulesError, match=r"rules\.yaml:1:1: .*"):
+        load_rules([loop])
+
+
 def test_a_file_of_other_bytes_is_a_mistake(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_bytes(b"\xff\xfe\x00groups")

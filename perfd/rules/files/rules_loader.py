@@ -6,6 +6,7 @@ expression and template is of the subset that the embedded engine evaluates.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def load_rules(files: Iterable[Path]) -> RuleSet:
 
     Raises `RulesError` with all errors of all files, one per line.
     """
-    read = [read_rules(path) for path in {path.resolve(): path for path in files}.values()]
+    read = [read_rules(path) for path in {os.path.realpath(path): path for path in files}.values()]
     mistakes = [mistake for file in read for mistake in file.mistakes]
     if mistakes:
         raise RulesError("\n".join(str(mistake) for mistake in mistakes))
