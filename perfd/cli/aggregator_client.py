@@ -23,6 +23,8 @@ URL_VARIABLE = "PERFD_AGGREGATOR_URL"
 TOKEN_VARIABLE = "PERFD_TOKEN_FILE"  # noqa: S105  (names a file)
 _JOBS_PER_PAGE = 100
 """Of a request for all jobs, so that each answer stays small. Chosen."""
+_MAX_BYTES = 1 << 28
+"""Of an answer; what is cut there is no JSON. The largest answer is that of a fleet, of some megabytes."""
 _TIMEOUT_S = 10.0
 """For a whole request and its answer, the name of the host and the handshake of TLS included."""
 
@@ -120,9 +122,9 @@ def ask(
     try:
         connection.request(method, base + path, body, headers or {})
         response = connection.getresponse()
-        content = response.read()
+        content = response.read(_MAX_BYTES)
     except (OSError, http.client.HTTPException) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = reason_of(error).strip()
         raise PerfdError(
             f"No aggregator answers at {url}: {reason}. Start one with `perfd aggregator`, "
             "or name another with --aggregator."
@@ -132,19 +134,19 @@ def ask(
     try:
         document = msgspec.json.decode(content, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _stranger(url) from error
+        raise _stranger(url, response.status) from error
     document = {printable_text(key): printable(item) for key, item in document.items()}
     if response.status >= http.HTTPStatus.BAD_REQUEST:
         reason = str(document.get("error") or f"{url}{path} answers with status {response.status}.")
         missing = response.status == http.HTTPStatus.NOT_FOUND
         raise NothingAtPathError(reason) if missing else PerfdError(reason)
-    _check_schema(document.get("schema"), schema, url)
+    _check_schema(document.get("schema"), schema, url, response.status)
     return document
 
 
-def _check_schema(found: object, wanted: str | None, url: str) -> None:
+def _check_schema(found: object, wanted: str | None, url: str, status: int) -> None:
     if not isinstance(found, str) or not found.startswith("perfd."):
-        raise _stranger(url)
+        raise _stranger(url, status)
     if wanted not in {None, found}:
         raise PerfdError(
             f"The aggregator at {url} answers with {found} and this perfd reads {wanted}: "
@@ -152,8 +154,9 @@ def _check_schema(found: object, wanted: str | None, url: str) -> None:
         )
 
 
-def _stranger(url: str) -> PerfdError:
-    return PerfdError(f"What answers at {url} is not a perfd aggregator; name one with --aggregator.")
+def _stranger(url: str, status: int) -> PerfdError:
+    detail = "" if status == http.HTTPStatus.OK else f" (status {status})"
+    return PerfdError(f"What answers at {url}{detail} is not a perfd aggregator; name one with --aggregator.")
 
 
 def printable(value: Any) -> Any:  # noqa: ANN401  (whatever JSON holds)
@@ -169,12 +172,11 @@ def _connection(url: str) -> tuple[BoundedConnection, str]:
     """A connection that is not open yet, and what paths begin with."""
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:  # A port that cannot be, or half of an IPv6 address.
-        host = None
-    if not host or parts.scheme not in {"http", "https"}:
-        raise PerfdError(f"{url!r} is not an aggregator's address; write it as {DEFAULT_URL}.")
-    base = parts.path.rstrip("/")
-    if parts.scheme == "https":
-        return BoundedTlsConnection(host, port, context=ssl.create_default_context()), base
-    return BoundedConnection(host, port), base
+        host, port, base = parts.hostname or "", parts.port, parts.path.rstrip("/")
+        if host and parts.scheme == "https":
+            return BoundedTlsConnection(host, port, context=ssl.create_default_context()), base
+        if host and parts.scheme == "http":
+            return BoundedConnection(host, port), base
+    except (ValueError, http.client.InvalidURL):  # A port that cannot be, half of an IPv6 address, a space.
+        pass
+    raise PerfdError(f"{url!r} is not an aggregator's address; write it as {DEFAULT_URL}.")

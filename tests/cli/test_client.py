@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from perfd.cli import main
 from perfd.cli.aggregator_client import ask
 from perfd.errors import PerfdError
-from perfd.net import HttpServer, json_response
+from perfd.net import HttpServer, Response, json_response
 
 TIMEOUT_S = 0.3
 _ASKING = (
@@ -85,3 +86,23 @@ def test_what_answers_with_something_else_is_called_so(
     finally:
         server.close()
     assert capsys.readouterr().err.endswith(f"{sentence}\n")
+
+
+@pytest.mark.parametrize("url", ["http://a b", "http://[::1", "http://a:99999", "http://"])
+@pytest.mark.parametrize("verb", ["status --aggregator", "serving"])
+def test_an_address_that_cannot_be_one_is_called_so(
+    verb: str, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*verb.split(), url]) == 2
+    said = capsys.readouterr().err
+    assert re.search(r"is not (an aggregator's|a server) address; write it as http://\S+\.$", said.rstrip())
+
+
+def test_an_error_without_json_is_told_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Response(status=503, body=b"no healthy upstream")
+    server = HttpServer("127.0.0.1:0", {"/api/v1/": lambda _: page})
+    try:
+        assert main(["status", "--aggregator", server.address]) == 2
+    finally:
+        server.close()
+    assert f"http://{server.address} (status 503) is not a perfd aggregator" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def fetch(url: str, access: ServerAccess, max_bytes: int = MAX_PAGE_BYTES) -> by
 
     Raises `FetchError` on timeout, on a status other than 200, and on a response that is too large.
     """
-    address = urlsplit(url)
+    address = _parts(url)
     headers = {"Accept": "text/plain; version=0.0.4, */*;q=0.1", **_authorization(access)}
     connection = _connection(address, access)
     connection.deadline_s = time.monotonic() + access.timeout_s
@@ -72,16 +72,27 @@ def fetch(url: str, access: ServerAccess, max_bytes: int = MAX_PAGE_BYTES) -> by
 
 def base_of(url: str) -> str:
     """A URL without its path: `http://host:30000`."""
-    address = urlsplit(url if "://" in url else f"http://{url}")
-    if address.scheme not in {"http", "https"} or not address.hostname:
-        raise FetchError(f"{url!r} is not a server address; write it as http://host:port.")
+    address = _parts(url)
     return f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
 
 
 def metrics_url(url: str) -> str:
     """The URL of a server's metrics: with the given path, else /metrics."""
-    path = urlsplit(url if "://" in url else f"http://{url}").path
+    path = _parts(url).path
     return f"{base_of(url)}{path if path not in {'', '/'} else '/metrics'}"
+
+
+def _parts(url: str) -> SplitResult:
+    """The parts of a server's URL; raises `FetchError` if it cannot be one."""
+    try:
+        address = urlsplit(url if "://" in url else f"http://{url}")
+        # The port is checked when it is asked for.
+        host, _ = address.hostname or "", address.port
+        if address.scheme in {"http", "https"} and len(host.split()) == 1:
+            return address
+    except ValueError:
+        pass
+    raise FetchError(f"{url!r} is not a server address; write it as http://host:port.")
 
 
 def _connection(address: SplitResult, access: ServerAccess) -> BoundedConnection:
