@@ -93,10 +93,16 @@ def _main(argv: list[str], *, own_process: bool) -> int:
     except (PerfdError, OSError, UnicodeEncodeError, MemoryError) as error:
         if isinstance(error, OSError):
             discard(sys.stdout)
-        with contextlib.suppress(OSError):
-            name = f"perfd {wanted}" if wanted else "perfd"
-            print(printable_text(f"{name}: {_sentence(error)}"), file=sys.stderr)
-        return 2
+        return _refuse(wanted, _sentence(error))
+    except Exception as error:  # noqa: BLE001  (else the exit code would be 1, which several verbs mean as an answer)
+        errors: ModuleType = importlib.import_module("perfd.cli.unexpected_errors")
+        return _refuse(wanted, errors.unexpected(error))
+
+
+def _refuse(verb: str | None, sentence: str) -> int:
+    with contextlib.suppress(OSError):
+        print(printable_text(f"perfd {verb}: {sentence}" if verb else f"perfd: {sentence}"), file=sys.stderr)
+    return 2
 
 
 def _run(argv: list[str], wanted: str | None, *, own_process: bool) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -189,6 +190,32 @@ def test_running_out_of_memory_is_one_sentence():
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "perfd version: Out of memory. Try fewer files at once, or a machine with more memory.\n"
+    )
+
+
+@pytest.mark.parametrize("asked", [None, "1"])
+def test_an_error_that_nobody_expected_is_a_sentence_and_no_answer_of_the_verb(asked):
+    broken = (
+        "import sys; from perfd import cli\n"
+        "cli._module('compare').run = lambda args: {}['jobs']\n"
+        "sys.exit(cli.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", broken, "compare", "a", "b"],
+        env={**os.environ} if asked is None else {**os.environ, "PERFD_TRACEBACK": asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    # 1 would say that the second run is worse.
+    assert (done.returncode, done.stdout) == (2, "")
+    assert ("Traceback" in done.stderr) == (asked is not None)
+    *_, last = done.stderr.splitlines()
+    assert re.fullmatch(
+        r"perfd compare: Unexpected error at perfd/cli/__init__\.py:\d+ \(KeyError: 'jobs'\)\. "
+        r"Please report it, with what PERFD_TRACEBACK=1 prints before it\.",
+        last,
     )
 
 
