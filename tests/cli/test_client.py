@@ -98,7 +98,7 @@ def test_an_address_that_cannot_be_one_is_called_so(
     assert re.search(r"is not (an aggregator's|a server) address; write it as http://\S+\.$", said.rstrip())
 
 
-def test_an_error_without_json_is_told_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_without_json_is_reported_with_its_status(capsys: pytest.CaptureFixture[str]) -> None:
     page = Response(status=503, body=b"no healthy upstream")
     server = HttpServer("127.0.0.1:0", {"/api/v1/": lambda _: page})
     try:

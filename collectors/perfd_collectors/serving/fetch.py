@@ -86,7 +86,7 @@ def _parts(url: str) -> SplitResult:
     """The parts of a server's URL; raises `FetchError` if it cannot be one."""
     try:
         address = urlsplit(url if "://" in url else f"http://{url}")
-        # The port is checked when it is asked for.
+        # Reading the port checks it.
         host, _ = address.hostname or "", address.port
         if address.scheme in {"http", "https"} and len(host.split()) == 1:
             return address

@@ -123,7 +123,7 @@ class ChildProcess:
         except (OSError, ValueError) as error:
             reason = reason_of(error)
             if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
-                reason = "it is no program, and no script whose first line names one, such as #!/bin/bash"
+                reason = "neither a program nor a script whose first line names one, such as #!/bin/bash"
             raise CommandError(f"{command[0][:_SHOWN_CHARS]} cannot be started: {reason}.", 126) from error
         self._own_group = own_group
         self._launcher = launcher
