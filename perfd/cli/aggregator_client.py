@@ -25,6 +25,8 @@ _JOBS_PER_PAGE = 100
 """Of a request for all jobs, so that each answer stays small. Chosen."""
 _MAX_BYTES = 1 << 28
 """Of an answer; what is cut there is no JSON. The largest answer is that of a fleet, of some megabytes."""
+_TOKEN_CHARS = 65_536
+"""More than the header of any request may have."""
 _TIMEOUT_S = 10.0
 """For a whole request and its answer, the name of the host and the handshake of TLS included."""
 
@@ -72,7 +74,8 @@ def authorization_in(path: str | Path | None) -> dict[str, str]:
     if not path:
         return {}
     try:
-        token = Path(path).read_text(encoding="ascii").strip()
+        with Path(path).open(encoding="ascii") as file:
+            token = file.read(_TOKEN_CHARS).strip()
     except (OSError, UnicodeDecodeError) as error:
         raise PerfdError(f"Cannot read the token in {path}: {reason_of(error)}.") from error
     if len(token.split()) != 1:

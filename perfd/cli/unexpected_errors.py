@@ -1,4 +1,4 @@
-"""What a user reads of an error that nobody expected: a mistake in perfd, or data of an unknown shape."""
+"""What a user reads of an unexpected error: a mistake in perfd, or data of an unknown shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = Path(__file__).parents[2]
 
 
 def unexpected(error: Exception) -> str:
-    """One sentence with where it came from and what to do; the traceback before it, if that is asked for."""
+    """One sentence with its place and what to do; before it the traceback, if the variable is set."""
     if os.environ.get(VARIABLE):
         traceback.print_exception(error, file=sys.stderr)
     ours = [at for at in traceback.extract_tb(error.__traceback__) if "perfd" in Path(at.filename).parts]

@@ -194,7 +194,7 @@ def test_running_out_of_memory_is_one_sentence():
 
 
 @pytest.mark.parametrize("asked", [None, "1"])
-def test_an_error_that_nobody_expected_is_a_sentence_and_no_answer_of_the_verb(asked):
+def test_an_unexpected_error_is_a_sentence_and_no_answer_of_the_verb(asked):
     broken = (
         "import sys; from perfd import cli\n"
         "cli._module('compare').run = lambda args: {}['jobs']\n"

@@ -109,7 +109,7 @@ def test_a_file_that_may_not_be_executed_is_named(tmp_path):
         ("#!/no/such/shell\n", 127, "the program that its first line names is missing."),
     ],
 )
-def test_a_script_without_a_program_to_run_it_is_told_what_it_lacks(tmp_path, content, code, words):
+def test_what_a_script_lacks_to_be_executed_is_reported(tmp_path, content, code, words):
     script = tmp_path / "train.sh"
     script.write_text(content)
     script.chmod(0o755)
