@@ -15,7 +15,7 @@ from typing import Any
 
 from perfd import __version__
 from perfd.cli.signals import unwound_by_signals
-from perfd.cli.standard_streams import discard, errors_written, output_written, prepare_streams
+from perfd.cli.standard_streams import output_written, prepare_streams, streams_settled
 from perfd.errors import PerfdError
 from perfd.formatting import printable_text
 
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is not None:
         return _main(list(arguments), own_process=False)
     prepare_streams()
-    with errors_written():
+    with streams_settled():
         return _main(sys.argv[1:], own_process=True)
 
 
@@ -88,11 +88,8 @@ def _main(argv: list[str], *, own_process: bool) -> int:
         return 130
     except BrokenPipeError:
         # The reader of our output left, as `head` does: nothing is wrong.
-        discard(sys.stdout)
         return 141
     except (PerfdError, OSError, UnicodeEncodeError, MemoryError) as error:
-        if isinstance(error, OSError):
-            discard(sys.stdout)
         return _refuse(wanted, _sentence(error))
     except Exception as error:  # noqa: BLE001  (else the exit code would be 1, which several verbs mean as an answer)
         errors: ModuleType = importlib.import_module("perfd.cli.unexpected_errors")

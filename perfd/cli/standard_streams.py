@@ -60,21 +60,18 @@ def output_written() -> Iterator[None]:
 
 
 @contextmanager
-def errors_written() -> Iterator[None]:
-    """Have what is said on standard error meanwhile written, or dropped where it cannot be.
+def streams_settled() -> Iterator[None]:
+    """Drop at the end of the process what standard output and error could not take.
 
-    Whoever closed it or has a full disk misses the sentences, not the exit code.
+    Their reader has left or their disk is full; that was reported, or there is nowhere to report it. They
+    are closed, because traces are read without the right to open another file.
     """
     try:
         yield
     finally:
-        try:
-            sys.stderr.flush()
-        except OSError:
-            discard(sys.stderr)
-
-
-def discard(stream: TextIO) -> None:
-    """Let what a stream still holds go nowhere, so that the interpreter's end does not fail over it."""
-    with contextlib.suppress(AttributeError, OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except OSError:
+                with contextlib.suppress(OSError):
+                    stream.close()

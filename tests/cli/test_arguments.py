@@ -146,3 +146,10 @@ def test_the_folder_above_runs_is_answered_with_their_newest(
 def test_a_path_that_does_not_exist_is_called_so(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([verb, "/no/such/path"]) == 2
     assert "/no/such/path does not exist: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("file", ["/dev/zero", "/proc/self/mem", "."])
+def test_a_model_config_that_is_no_file_is_refused(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "examples" / "serving-70b.prom"
+    assert main(["serving", str(page), "--model-config", file]) == 2
+    assert "a model's config.json" in capsys.readouterr().err

@@ -51,7 +51,15 @@ print("ended")
 
 
 @pytest.mark.parametrize(
-    "verb", [["version"], ["version", "--help"], ["rules", "check"], ["rules", "check", "--json"]]
+    "verb",
+    [
+        ["version"],
+        ["version", "--help"],
+        ["rules", "check"],
+        ["rules", "check", "--json"],
+        # Traces are read without the right to open other files.
+        ["trace", "table", "kernels", _TRACES],
+    ],
 )
 def test_a_full_disk_is_one_sentence_and_exit_code_2(verb):
     with Path("/dev/full").open("w", encoding="utf-8") as full:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from perfd_collectors.model_config.hf_config import MAX_BYTES
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -40,9 +41,10 @@ from perfd.cli.serving.serving_sources import (
     read_file,
 )
 from perfd.cli.terminal import Terminal
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, reason_of
 from perfd.formatting import count, duration, percent
 from perfd.gpu_peaks import load_peaks
+from perfd.sandbox.named_files import read_bounded
 
 _HELP = """\
 Reads a serving engine, its saved metrics or its log, and compares it with what the hardware allows if model
@@ -164,9 +166,9 @@ def _model_config(given: str | None, info: ServerSetup) -> Mapping[str, Any] | N
     if given is None and (info.model is None or not path.is_file()):
         return None
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PerfdError(f"{path} is not a model's config.json: {error}.") from error
+        config = json.loads(read_bounded(path, MAX_BYTES, "a model's config.json"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PerfdError(f"{path} is not a model's config.json: {reason_of(error)}.") from error
     if not isinstance(config, dict):
         raise PerfdError(f"{path} is not a model's config.json: it holds no object.")
     return config
