@@ -7,10 +7,10 @@
                                [--spread-s 0.95] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
-that every window of the analysis is full; then each sends one batch a second over real gRPC, and the
-page is read every 15 s, as Prometheus does. All send at the same instant, as agents do whose clocks agree;
-with `--spread-s` evenly within that time. With `--beside` the perfd of another checkout takes the
-same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
+that every window of the analysis is full; then each sends one batch a second over real gRPC. The page
+is read every 15 s, as Prometheus does, and counted apart. All send at the same instant, as agents do whose
+clocks agree; with `--spread-s` evenly within that time. With `--beside` the perfd of another checkout takes
+the same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
 in that of the aggregator. With `--pace-s N` the seconds of agents and aggregator last N seconds, for
 more agents than this machine can drive at once. Rounds are counted `--settled-s` after the burst: beyond 30 s
 jobs are calm, whose numbers are made less often. It exits with 1 if not every batch that was sent was
@@ -134,7 +134,7 @@ class _Drive:
     ) -> None:
         self._pace_s, self._settled_s, self._spread_s = pace_s, settled_s, spread_s
         self._aggregator = aggregator
-        self._rounds = rounds
+        self._rounds, self._scrapes = rounds, Path(f"{rounds}-scrapes")
         self._traffic = traffic
         self._partitioned = partitioned
         self._held: dict[int, list[bytes]] = {}
@@ -191,12 +191,13 @@ class _Drive:
         """A batch of each agent a second."""
         aggregator = self._aggregator
         # What is made in the meantime is late, and of all agents alike.
-        start_ns, before, pages, late_s, cpu_s = time.time_ns(), 0, [], 0.0, 0.0
+        start_ns, before, scraped, pages, late_s, cpu_s = time.time_ns(), 0, 0, [], 0.0, 0.0
         started_s = time.perf_counter()
         settled_s = self._settled_s
         for second in range(settled_s + seconds):
             if second == settled_s:
                 before, cpu_s = len(rounds_of(self._rounds)), aggregator.cpu_s()
+                scraped = len(rounds_of(self._scrapes))
             sequence, now_ns = kept_s + second + 2, start_ns + second * _SECOND_NS
             restarted = self._traffic.restarts(sequence)
             if restarted is not None:
@@ -215,10 +216,10 @@ class _Drive:
             await asyncio.sleep(max(0.0, ahead_s))
         took_s = time.perf_counter() - started_s - settled_s * self._pace_s
         cpu_s = aggregator.cpu_s() - cpu_s
-        times = rounds_of(self._rounds)[before:]
+        times, scrapes = rounds_of(self._rounds)[before:], rounds_of(self._scrapes)[scraped:]
         # A round comes with each batch, however late this machine makes the batches.
         nodes = len(agents)
-        batch_s = (cpu_s - times[:, 1].sum()) / (nodes * seconds)
+        batch_s = (cpu_s - times[:, 1].sum() - scrapes[:, 1].sum()) / (nodes * seconds)
         return {
             "rounds": len(times),
             **{f"round_{name}_s": value for name, value in _spread(times[:, 0]).items()},
@@ -226,6 +227,8 @@ class _Drive:
             "cpu_ratio": cpu_s / took_s,
             "batch_cpu_us": batch_s * 1e6,
             "batch_and_round_cpu_us": (batch_s + times[:, 1].mean() / nodes) * 1e6,
+            "scrape_cpu_s": scrapes[:, 1].mean(),
+            "scrapes_cpu_us": scrapes[:, 1].mean() / _SCRAPE_EVERY_S / nodes * 1e6,
             "page_bytes": max(size for size, _ in pages),
             "page_s": max(took for _, took in pages),
             "late_s": late_s,
@@ -335,9 +338,10 @@ def _text(result: dict[str, Any]) -> str:
         f"a batch of each every {result['pace_s']:g} s, "
         f"{result['rounds']} rounds, load {result['load_average']:.1f}\n"
         f"round, ms: {wall}; CPU of its thread: {cpu}\n"
-        f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s\n"
+        f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s, "
+        f"{result['scrape_cpu_s'] * 1e3:.0f} ms of CPU\n"
         f"CPU per batch, us: {result['batch_cpu_us']:.0f}, with its share of a round "
-        f"{result['batch_and_round_cpu_us']:.0f}\n"
+        f"{result['batch_and_round_cpu_us']:.0f}, and {result['scrapes_cpu_us']:.0f} to be scraped\n"
         f"{result['sent_batches']} batches sent, {result['taken_batches']} taken, "
         f"{result['repeated_batches']:.0f} repeated, {result['job_restarts']} jobs and agents restarted\n"
         f"{result['cpu_ratio']:.0%} of a core, {result['peak_memory_bytes'] / 1e6:.0f} MB at most "
