@@ -88,6 +88,11 @@ class Schedule:
         """Whether a tick waits to be taken."""
         return self._tick_at(now_s) >= self._next_tick
 
+    def skip(self, now_s: float) -> None:
+        """Take the ticks that are due, if any."""
+        if self.due(now_s):
+            self.take(now_s)
+
     def take(self, now_s: float) -> int:
         """Take the newest tick that is due; returns the number of older, missed ones."""
         tick = self._tick_at(now_s)
@@ -106,3 +111,9 @@ def common_start_s(interval_s: float, clock: Clock) -> float:
     aggregator wakes up once for many of them, which costs it less than a third of waking up for each.
     """
     return clock.monotonic_s() - clock.unix_ns() % round(interval_s * 1e9) / 1e9
+
+
+def rounds_of_analysis(interval_s: float) -> Schedule:
+    """When rounds are due, each a while after agents have sent what they read."""
+    start_s = common_start_s(interval_s, SystemClock()) + ROUND_AFTER * interval_s
+    return Schedule(interval_s=interval_s, start_s=start_s)

@@ -30,7 +30,7 @@ from perfd.aggregator.web_api import (
     runbook_routes,
     silence_routes,
 )
-from perfd.clock import ROUND_AFTER, Clock, Schedule, SystemClock, common_start_s
+from perfd.clock import Clock, SystemClock, rounds_of_analysis
 from perfd.config import AggregatorConfig, check_page_links
 from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
@@ -169,7 +169,8 @@ class Aggregator(ApiAnswers):
             queries=queries,
             links=config.links,
         )
-        self._server = TelemetryServer(intake, config.agent_identity)
+        due = rounds_of_analysis(config.round_interval_s)
+        self._server = TelemetryServer(intake, config.agent_identity, due)
         service.send_through(self.send)
         self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)
@@ -311,12 +312,10 @@ class Aggregator(ApiAnswers):
 
     def _tick_forever(self) -> None:
         interval_s = self._config.round_interval_s
-        start_s = common_start_s(interval_s, SystemClock()) + ROUND_AFTER * interval_s
-        schedule = Schedule(interval_s=interval_s, start_s=start_s)
+        schedule = rounds_of_analysis(interval_s)
         while True:
             # A long round leaves out the next one: batches must be taken, too.
-            if schedule.due(monotonic() + interval_s / 2):
-                schedule.take(monotonic() + interval_s / 2)
+            schedule.skip(monotonic() + interval_s / 2)
             self._round_due.wait(schedule.next_s - monotonic())
             self._round_due.clear()
             if self._stopping.is_set():

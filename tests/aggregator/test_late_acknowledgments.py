@@ -83,6 +83,14 @@ def test_no_batch_waits_for_others_for_long(monkeypatch: pytest.MonkeyPatch) -> 
         assert agent.send(step(1)) == 1
 
 
+def test_what_waits_is_taken_before_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_server, "_LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(waiting_messages, "_WITHIN_S", _NEVER_S)
+    with aggregator(round_interval_s=0.2) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello(acknowledge_every=8)
+        assert agent.send(step(1)) == 1
+
+
 def test_an_agent_that_stops_does_not_wait_for_what_is_acknowledged_late(
     running: Aggregator, tmp_path: Path
 ) -> None:

@@ -9,6 +9,7 @@ import grpc
 
 from perfd.aggregator.ingest.agent_sessions import AgentSessions
 from perfd.aggregator.ingest.agent_stream import AgentStream
+from perfd.clock import Schedule
 from perfd.errors import RefusedError
 
 FEWEST_AGENTS = 50
@@ -16,6 +17,8 @@ FEWEST_AGENTS = 50
 _WITHIN_S = 0.25
 """So long a message waits at most, and what a round sees is older by no more. Chosen: of 50 agents with
 a batch a second, 12 come in that time."""
+_BEFORE_ROUND_S = 0.03
+"""So long before a round all that waits is taken, or only the next one would see it. Taking it lasts 5 ms."""
 _MOST = 64
 """Messages that are taken at once, in some 3 ms."""
 
@@ -23,10 +26,11 @@ _MOST = 64
 class WaitingMessages:
     """Takes messages in the order in which they came. All methods run in one event loop."""
 
-    def __init__(self, sessions: AgentSessions, taken: Callable[[], None]) -> None:
-        """`taken` is called after messages that waited were taken."""
+    def __init__(self, sessions: AgentSessions, taken: Callable[[], None], rounds: Schedule | None) -> None:
+        """`taken` is called after messages that waited were taken; `rounds` need what came before them."""
         self._sessions = sessions
         self._taken = taken
+        self._rounds = rounds
         self._waiting: list[tuple[AgentStream, bytes]] = []
         self._due: asyncio.TimerHandle | None = None
 
@@ -44,7 +48,15 @@ class WaitingMessages:
         if len(self._waiting) >= _MOST:
             self.take()
         elif self._due is None:
-            self._due = asyncio.get_running_loop().call_later(_WITHIN_S, self.take)
+            self._due = asyncio.get_running_loop().call_later(self._patience_s(), self.take)
+
+    def _patience_s(self) -> float:
+        """How long what comes now may wait for more."""
+        if self._rounds is None:
+            return _WITHIN_S
+        now_s = asyncio.get_running_loop().time()
+        self._rounds.skip(now_s)
+        return min(_WITHIN_S, max(0.0, self._rounds.next_s - now_s - _BEFORE_ROUND_S))
 
     def take(self) -> None:
         """Take what waits now, but nothing of streams that were replaced or end."""
