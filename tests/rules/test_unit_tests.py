@@ -55,6 +55,12 @@ def test_a_value_that_is_none_is_refused(text: str) -> None:
         parse_values(text)
 
 
+@pytest.mark.parametrize("text", ["0+1x9999999999", "_x1000001", "0x600000 _x600000", "1x" + "9" * 5000])
+def test_more_values_than_a_test_needs_are_refused_at_once(text: str) -> None:
+    with pytest.raises(TextError):
+        parse_values(text)
+
+
 labels = st.dictionaries(
     st.from_regex(r"[a-z_][a-z0-9]{0,5}", fullmatch=True), st.text(min_size=1, max_size=8), max_size=3
 )

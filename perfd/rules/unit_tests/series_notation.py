@@ -18,8 +18,11 @@ from perfd.rules.series_store import STALE
 _NUMBER = r"(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf|[nN]a[nN])"
 _ITEM = re.compile(
     rf"(?:(?P<gap>_)|(?P<stale>stale)|(?P<start>[-+]?{_NUMBER})(?:(?P<sign>[-+])(?P<step>{_NUMBER})(?=x))?)"
-    rf"(?:x(?P<times>\d+))?"
+    rf"(?:x(?P<times>\d{{1,18}}))?"
 )
+
+_MOST_VALUES = 1_000_000
+"""Of a series, so that a typing mistake does not fill the memory: two years of minutes. Chosen."""
 
 
 def parse_series(text: str) -> SeriesKey:
@@ -60,6 +63,8 @@ def parse_values(text: str) -> list[float | None]:
         if item is None:
             raise TextError([Problem(f"{word[0]!r} is not a value, `a+bxn`, `_` or `stale`", word.start())])
         times = int(item["times"]) if item["times"] else None
+        if len(values) + (times or 0) > _MOST_VALUES:
+            raise TextError([Problem(f"a series has at most {_MOST_VALUES:,} values", word.start())])
         if item["gap"]:
             values.extend([None] * (1 if times is None else times))
         elif item["stale"]:
