@@ -126,7 +126,7 @@ def ask(
         connection.request(method, base + path, body, headers or {})
         response = connection.getresponse()
         content = response.read(_MAX_BYTES)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, http.client.HTTPException, UnicodeError) as error:
         reason = reason_of(error).strip()
         raise PerfdError(
             f"No aggregator answers at {url}: {reason}. Start one with `perfd aggregator`, "

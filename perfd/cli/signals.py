@@ -33,12 +33,16 @@ def unwound_by_signals() -> Iterator[None]:
 
 
 def set_by_signals(*numbers: signal.Signals) -> threading.Event:
-    """An event that any of these signals sets; called in the main thread, once in a process.
+    """An event that any of these signals sets, and a hang-up unless the caller ignores it, as nohup does.
+
+    Called in the main thread, once in a process.
 
     Python runs a handler in the main thread, maybe inside the event's own lock, where it would wait for
     itself; and never while the main thread waits and the kernel gave the signal to another one. So a thread
     reads the numbers that the interpreter writes to a socket at once, whichever thread was interrupted.
     """
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers = (*numbers, signal.SIGHUP)
     event = threading.Event()
     ours, theirs = socket.socketpair()
     theirs.setblocking(False)

@@ -106,3 +106,8 @@ def test_an_error_without_json_is_reported_with_its_status(capsys: pytest.Captur
     finally:
         server.close()
     assert f"http://{server.address} (status 503) is not a perfd aggregator" in capsys.readouterr().err
+
+
+def test_a_name_that_no_host_can_have_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--aggregator", "http://a\udcff"]) == 2
+    assert "perfd status: No aggregator answers at http://a" in capsys.readouterr().err

@@ -258,6 +258,24 @@ def test_ctrl_c_while_modules_are_still_loaded_is_no_traceback():
     assert (done.returncode, done.stderr) == (130, b"")
 
 
+@pytest.mark.parametrize(("ignored", "ending"), [(False, signal.SIGHUP), (True, signal.SIGTERM)])
+def test_an_agent_whose_terminal_goes_away_ends_in_order_unless_under_nohup(tmp_path, ignored, ending):
+    command = [*_PERFD, "agent", "--aggregator", "127.0.0.1:1", "--node", "a"]
+    with subprocess.Popen(
+        ["sh", "-c", "trap '' HUP; exec \"$@\"", "sh", *command] if ignored else command,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state")},
+    ) as process:
+        assert process.stderr is not None
+        assert any("batches wait in the spool" in line for line in process.stderr)
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(ending)
+
+        assert process.wait() == 0
+    assert [left.name for left in tmp_path.iterdir()] == ["state"]
+
+
 @pytest.mark.parametrize("script", [_INSIDE_THE_LOCK, _GIVEN_TO_ANOTHER_THREAD], ids=["the lock", "a thread"])
 def test_a_signal_ends_the_wait_wherever_it_comes(script):
     done = subprocess.run(
