@@ -27,6 +27,11 @@ def unwound_by_signals() -> Iterator[None]:
         signal.signal(number, lambda received, _: sys.exit(128 + received))
     try:
         yield
+    except RuntimeError as error:
+        # Python 3.11 wraps what a handler raises while a class is made, as while modules are imported.
+        if isinstance(error.__cause__, KeyboardInterrupt | SystemExit):
+            raise error.__cause__ from None
+        raise
     finally:
         for number in numbers:
             signal.signal(number, signal.SIG_DFL)

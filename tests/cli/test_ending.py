@@ -276,6 +276,23 @@ def test_an_agent_whose_terminal_goes_away_ends_in_order_unless_under_nohup(tmp_
     assert [left.name for left in tmp_path.iterdir()] == ["state"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_a_class_is_made_ends_the_verb_as_any_other(number):
+    interrupted = (
+        "import signal, sys; from perfd import cli\n"
+        "class Field:\n"
+        "    def __set_name__(self, owner, name):\n"
+        f"        signal.raise_signal({int(number)})\n"
+        "cli._module('version').run = lambda args: type('Class', (), {'field': Field()})\n"
+        "sys.exit(cli.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", interrupted, "version"], stderr=subprocess.PIPE, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (128 + number, "")
+
+
 @pytest.mark.parametrize("script", [_INSIDE_THE_LOCK, _GIVEN_TO_ANOTHER_THREAD], ids=["the lock", "a thread"])
 def test_a_signal_ends_the_wait_wherever_it_comes(script):
     done = subprocess.run(
