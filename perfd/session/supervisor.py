@@ -13,12 +13,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
 from perfd.clock import SystemClock
+from perfd.errors import PerfdError
 from perfd.session.channel import FrameKind, MonitorChannel
 from perfd.session.job import WATCHED, ChildProcess, JobStream, OutputRelay, open_outputs
 
@@ -30,6 +32,8 @@ MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
 
 _STDOUT, _STDERR = 1, 2
 """Our own: what the job prints is passed on to them."""
+_THREADS = 3
+"""One for each output of the job, and one for the monitor."""
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
 _LATE_MONITOR = "perfd: no summary: the monitor did not end within {limit:g} s after the job. See {log}."
 HOOK_COLLECTOR = "hook"
@@ -84,8 +88,9 @@ def run(options: SupervisorOptions, *, say: Callable[[str], None]) -> int:
     """Run the command and return its exit code (128 + n if signal n ended it).
 
     Must be called in the main thread. `say` prints a sentence from perfd. Raises `CommandError` if the
-    command cannot be started.
+    command cannot be started, and `PerfdError` if this process could not pass on its output.
     """
+    _require_threads()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     try:
         session = _Session(options, say=say, mask=mask)
@@ -98,6 +103,26 @@ def run(options: SupervisorOptions, *, say: Callable[[str], None]) -> int:
     with _interruptible():
         session.finish(code)
     return code
+
+
+def _require_threads() -> None:
+    """Raise `PerfdError` while nothing runs yet; the threads end before the command is started."""
+    enough = threading.Event()
+    started: list[threading.Thread] = []
+    try:
+        for _ in range(_THREADS):
+            thread = threading.Thread(target=enough.wait)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise PerfdError(
+            "The command was not started, because this shell's limits leave no thread to pass on its output: "
+            "raise ulimit -v or ulimit -u."
+        ) from error
+    finally:
+        enough.set()
+        for thread in started:
+            thread.join()
 
 
 class _Session:

@@ -227,6 +227,25 @@ def test_an_unexpected_error_is_a_sentence_and_no_answer_of_the_verb(asked):
     )
 
 
+def test_a_command_is_not_started_where_no_thread_could_pass_on_its_output(tmp_path):
+    limited = (
+        "import sys, threading; from perfd import cli\n"
+        'def start(thread): raise RuntimeError("can\'t start new thread")\n'
+        "threading.Thread.start = start\n"
+        "sys.exit(cli.main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited, "run", "--out", str(tmp_path), "--", "touch", str(tmp_path / "ran")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith("raise ulimit -v or ulimit -u.\n")
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_replay_that_is_ended_leaves_no_temporary_files(tmp_path, number):
