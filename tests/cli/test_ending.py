@@ -227,6 +227,27 @@ def test_an_unexpected_error_is_a_sentence_and_no_answer_of_the_verb(asked):
     )
 
 
+def test_a_command_runs_where_nothing_can_be_written(tmp_path):
+    command = [
+        *_PERFD,
+        "run",
+        "--http",
+        "127.0.0.1:0",
+        "--out",
+        str(tmp_path),
+        "--",
+        "sh",
+        "-c",
+        "echo ran; exit 7",
+    ]
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command], capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stdout) == (7, "ran\n")
+    assert "Traceback" not in done.stderr
+
+
 def test_a_command_is_not_started_where_no_thread_could_pass_on_its_output(tmp_path):
     limited = (
         "import sys, threading; from perfd import cli\n"

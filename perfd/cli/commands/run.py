@@ -223,7 +223,13 @@ def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | No
     if SOCKET_VARIABLE in environment:
         return None
     configured = _collector(agent, HOOK_COLLECTOR).options.get("socket")
-    return str(configured or Path(tempfile.gettempdir(), f"perfd-hook-{os.getuid()}-{os.getpid()}.sock"))
+    if configured:
+        return str(configured)
+    try:
+        return str(Path(tempfile.gettempdir(), f"perfd-hook-{os.getuid()}-{os.getpid()}.sock"))
+    except FileNotFoundError:
+        # All disks for temporary files are full: the command runs all the same.
+        return None
 
 
 def _nccl_directory(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:
