@@ -34,6 +34,14 @@ def test_ticks_that_passed_meanwhile_are_missed_and_counted() -> None:
     assert schedule.next_s == pytest.approx(0.6)
 
 
+def test_what_is_due_can_be_skipped_and_what_is_not_stays() -> None:
+    schedule = Schedule(interval_s=1.0, start_s=0.0)
+    schedule.skip(2.5)
+    assert schedule.next_s == 3.0
+    schedule.skip(2.9)
+    assert schedule.next_s == 3.0
+
+
 @given(interval_s=st.floats(0.1, 60), start_s=st.floats(0, 1e7), ticks=st.integers(1, 200))
 def test_waiting_until_the_next_tick_always_makes_it_due_and_misses_none(
     interval_s: float, start_s: float, ticks: int
