@@ -11,7 +11,9 @@ import pytest
 from benchmarks.faults import judge as judging
 from benchmarks.faults import simulated
 from benchmarks.faults.__main__ import main
+from benchmarks.faults.fault_kinds import KINDS
 from benchmarks.faults.judge import judge
+from benchmarks.faults.kinds import watched
 from benchmarks.faults.noise import held_out_world, tuning_world
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import simulate
@@ -58,6 +60,21 @@ def test_the_slow_rank_of_a_pipeline_is_distinguished_from_those_that_are_late_w
 
     assert verdict.blamed == {5}
     assert not judge(scenario(Fault.HEAVY_LAST_STAGE, 0.3, stages=2, step_s=0.5)).wrongly
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [
+        # One alone would gain nothing: the job would wait for the other one.
+        ("ranks 2 and 5 slow by 20%", "rank 2, rank 5"),
+        ("context ring: rank 6 slow by 20%", "rank 6"),
+    ],
+)
+def test_ranks_with_more_work_stay_named_once_their_gpus_show_it(kind, ranks):
+    said, wrongly = watched(KINDS[kind], gpu_samples=True, seed=1)
+
+    assert f": straggler {ranks}," in said[-1]
+    assert not wrongly
 
 
 def test_overlapped_gradients_wait_for_one_lag_again_and_again():

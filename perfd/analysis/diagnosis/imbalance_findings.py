@@ -137,7 +137,12 @@ def by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
         return None
     idle = straggler.pattern is Pattern.IDLE
     gain_ratio = _replayed_gain_ratio(facts, straggler)
-    if gain_ratio < _COSTS_NOTHING * straggler.wait_ratio or (idle and _partners_idle(facts, straggler)):
+    if gain_ratio < _COSTS_NOTHING * straggler.wait_ratio:
+        if idle:
+            return None
+        # It has more work, and beside another one that has, it alone gains nothing.
+        gain_ratio = straggler.wait_ratio
+    if idle and _partners_idle(facts, straggler):
         return None
     slow_input = idle and one_rank_loads_slowly(facts.data)
     evidence = [described(straggler)]
