@@ -341,7 +341,7 @@ def _text(result: dict[str, Any]) -> str:
         f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s, "
         f"{result['scrape_cpu_s'] * 1e3:.0f} ms of CPU\n"
         f"CPU per batch, us: {result['batch_cpu_us']:.0f}, with its share of a round "
-        f"{result['batch_and_round_cpu_us']:.0f}, and {result['scrapes_cpu_us']:.0f} to be scraped\n"
+        f"{result['batch_and_round_cpu_us']:.0f}, plus {result['scrapes_cpu_us']:.0f} for scrapes\n"
         f"{result['sent_batches']} batches sent, {result['taken_batches']} taken, "
         f"{result['repeated_batches']:.0f} repeated, {result['job_restarts']} jobs and agents restarted\n"
         f"{result['cpu_ratio']:.0%} of a core, {result['peak_memory_bytes'] / 1e6:.0f} MB at most "

@@ -21,7 +21,7 @@ from perfd.net.http import _Handler
 
 
 def _timed(run: Callable[..., None], times: TextIO, counts: Callable[..., bool]) -> Callable[..., None]:
-    """`run` that adds a line to `times` where `counts` says so of its first argument."""
+    """`run`, timed: each call whose first argument `counts` accepts adds a line to `times`."""
 
     def timed(first: object, *rest: object) -> None:
         wall_s, cpu_s = time.perf_counter(), time.thread_time()

@@ -25,4 +25,4 @@ def unexpected(error: Exception) -> str:
         name = path.relative_to(_PACKAGES) if path.is_relative_to(_PACKAGES) else path
         where = f" at {name}:{ours[-1].lineno}"
     what = " ".join(f"{type(error).__name__}: {error}".split())[:_SHOWN_CHARS].rstrip(":. ")
-    return f"Unexpected error{where} ({what}). Please report it, with what {VARIABLE}=1 prints before it."
+    return f"Unexpected error{where} ({what}). Please report it with the traceback that {VARIABLE}=1 prints."

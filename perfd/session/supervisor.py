@@ -116,8 +116,8 @@ def _require_threads() -> None:
             started.append(thread)
     except RuntimeError as error:
         raise PerfdError(
-            "The command was not started, because this shell's limits leave no thread to pass on its output: "
-            "raise ulimit -v or ulimit -u."
+            "The command was not started: this shell's limits do not allow the threads that forward its "
+            "output. Raise ulimit -v or ulimit -u."
         ) from error
     finally:
         enough.set()

@@ -222,7 +222,7 @@ def test_an_unexpected_error_is_a_sentence_and_no_answer_of_the_verb(asked):
     *_, last = done.stderr.splitlines()
     assert re.fullmatch(
         r"perfd compare: Unexpected error at perfd/cli/__init__\.py:\d+ \(KeyError: 'jobs'\)\. "
-        r"Please report it, with what PERFD_TRACEBACK=1 prints before it\.",
+        r"Please report it with the traceback that PERFD_TRACEBACK=1 prints\.",
         last,
     )
 
@@ -263,7 +263,7 @@ def test_a_command_is_not_started_where_no_thread_could_pass_on_its_output(tmp_p
     )
 
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith("raise ulimit -v or ulimit -u.\n")
+    assert done.stderr.endswith("Raise ulimit -v or ulimit -u.\n")
     assert not any(tmp_path.iterdir())
 
 

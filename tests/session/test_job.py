@@ -105,8 +105,8 @@ def test_a_file_that_may_not_be_executed_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "code", "words"),
     [
-        ("exit 3\n", 126, "neither a program nor a script whose first line names one, such as #!/bin/bash."),
-        ("#!/no/such/shell\n", 127, "the program that its first line names is missing."),
+        ("exit 3\n", 126, "it is no program, and its first line names no interpreter, such as #!/bin/bash."),
+        ("#!/no/such/shell\n", 127, "the interpreter in its first line does not exist."),
     ],
 )
 def test_what_a_script_lacks_to_be_executed_is_reported(tmp_path, content, code, words):

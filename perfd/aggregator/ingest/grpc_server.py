@@ -44,7 +44,7 @@ _EARLIEST_LOOK, _LATEST_LOOK = 0.8, 1.1
 _ACKNOWLEDGED_WITHIN_LOOKS = 15
 """That many looks. Agents that ask for no more keep so many seconds of batches in their spools."""
 _ACKNOWLEDGED_TOGETHER = 32
-"""So many streams that opened one after the other: alone each would take some 0.3 ms, from cold caches."""
+"""Streams that are acknowledged at the same look: alone each takes 0.3 ms, from cold caches."""
 _ACKNOWLEDGE_EACH = encode_message(AcknowledgeEach())
 _LAST_WRITE_WITHIN_S = 5.0
 """How long the end of a stream waits for an agent that does not read. Chosen."""

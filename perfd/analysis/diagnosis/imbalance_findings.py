@@ -140,7 +140,7 @@ def by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
     if gain_ratio < _COSTS_NOTHING * straggler.wait_ratio:
         if idle:
             return None
-        # It has more work, and beside another one that has, it alone gains nothing.
+        # A rank with more work alone gains nothing if another one has more work, too.
         gain_ratio = straggler.wait_ratio
     if idle and _partners_idle(facts, straggler):
         return None

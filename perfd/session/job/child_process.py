@@ -113,7 +113,7 @@ class ChildProcess:
             )
         except FileNotFoundError as error:
             missing = (
-                "the program that its first line names is missing"
+                "the interpreter in its first line does not exist"
                 if Path(command[0]).exists()
                 else "command not found"
             )
@@ -123,7 +123,7 @@ class ChildProcess:
         except (OSError, ValueError) as error:
             reason = reason_of(error)
             if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
-                reason = "neither a program nor a script whose first line names one, such as #!/bin/bash"
+                reason = "it is no program, and its first line names no interpreter, such as #!/bin/bash"
             raise CommandError(f"{command[0][:_SHOWN_CHARS]} cannot be started: {reason}.", 126) from error
         self._own_group = own_group
         self._launcher = launcher
