@@ -105,7 +105,7 @@ def test_a_file_that_may_not_be_executed_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("content", "code", "words"),
     [
-        ("exit 3\n", 126, "it is no program, and its first line names no interpreter, such as #!/bin/bash."),
+        ("exit 3\n", 126, "not a program, and its first line names no interpreter, such as #!/bin/bash."),
         ("#!/no/such/shell\n", 127, "the interpreter in its first line does not exist."),
     ],
 )

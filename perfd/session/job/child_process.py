@@ -123,7 +123,7 @@ class ChildProcess:
         except (OSError, ValueError) as error:
             reason = reason_of(error)
             if isinstance(error, OSError) and error.errno == errno.ENOEXEC:
-                reason = "it is no program, and its first line names no interpreter, such as #!/bin/bash"
+                reason = "not a program, and its first line names no interpreter, such as #!/bin/bash"
             raise CommandError(f"{command[0][:_SHOWN_CHARS]} cannot be started: {reason}.", 126) from error
         self._own_group = own_group
         self._launcher = launcher
