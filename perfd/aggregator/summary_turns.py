@@ -13,8 +13,9 @@ GPUS_IN_EACH_ROUND = 256
 SECONDS_FOR_ALL = 4.0
 """In which the numbers of a larger fleet are made once: every second, those of 128 nodes would cost eight
 times as much per node as those of 1,000. Chosen: as old as requested numbers may be."""
-CALM_SECONDS = 15.0
-"""The same of calm jobs. Chosen: as often as Prometheus usually reads them."""
+CALM_SECONDS = 30.0
+"""The same of calm jobs. Chosen: as often as the Prometheus of kube-prometheus reads them, and as old as
+numbers of 4,000 nodes are anyway."""
 REST_SECONDS = 4.75
 """So long rounds of a larger fleet rest while all of its jobs are calm and no rule is due: as the shipped
 rules about nodes, which are due every 5 s, less the jitter of a timer."""

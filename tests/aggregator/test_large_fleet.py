@@ -103,7 +103,7 @@ def test_a_job_without_further_steps_is_analyzed_before_its_turn() -> None:
         assert looks(fleet, "job3") > usual
 
 
-def test_a_calm_job_has_its_turn_every_15_seconds_and_in_the_next_round_when_it_changes_or_hangs() -> None:
+def test_a_calm_job_has_its_turn_every_30_seconds_and_in_the_next_round_when_it_changes_or_hangs() -> None:
     jobs = 6
     with nodes(jobs=jobs) as fleet:
         shown = []
@@ -115,7 +115,7 @@ def test_a_calm_job_has_its_turn_every_15_seconds_and_in_the_next_round_when_it_
         ]
         # In as many seconds each: at first about every two, of 480 GPUs.
         assert min(looks[:jobs]) >= 6
-        assert max(looks[jobs:]) <= 5
+        assert max(looks[jobs:]) <= 3
         # The one whose turn comes last.
         name = f"job{max(range(jobs), key=lambda job: shown[-1][job])}"
         fleet.step_time_s[name] = 1.2
