@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from perfd.analysis.communication import CaptureEvidence, not_used
 from perfd.analysis.diagnosis.hang_findings import judge_missing
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Finding, Kind, advice
-from perfd.analysis.steps import mean_over_gpus
+from perfd.analysis.steps import StepsSince, mean_over_gpus
 from perfd.formatting import duration, percent
 from perfd.model import GpuColumn, StepSource
 from perfd.thresholds import THRESHOLDS
@@ -116,11 +118,29 @@ def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -
     evidence = [*evidence, *_waiting_pair(facts), missing, *_unseen_nccl(facts), *not_used(facts.capture)]
     # What silent ranks would report comes before what no rank reports.
     silent = judge_missing(facts)
-    return Finding(
+    found = Finding(
         kind=Kind.UNKNOWN,
         confidence=0.0,
         evidence=[*evidence, *(silent.evidence if silent else ())],
         advice=silent.advice if silent else todo,
+    )
+    return _since_longer(found, facts.longer_since)
+
+
+def _since_longer(found: Finding, longer: StepsSince | None) -> Finding:
+    """The unknown with what is known of it where steps became longer: since when, and what that costs."""
+    if longer is None or longer.gain_ratio < THRESHOLDS.headline_ratio:
+        return found
+    change = (
+        f"Steps take {duration(longer.since_s)} since step {longer.since_step},"
+        f" {duration(longer.before_s)} before."
+    )
+    return replace(
+        found,
+        evidence=(change, *found.evidence),
+        gain_ratio=longer.gain_ratio,
+        step_s=longer.since_s,
+        since_step=longer.since_step,
     )
 
 

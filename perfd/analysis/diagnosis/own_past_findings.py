@@ -127,6 +127,7 @@ def judge_unplaced(facts: JobEvidence, *, straggler: Finding | None) -> Finding 
         advice=advice.GPUS_OF_ALL_RANKS,
         gain_ratio=slow.gain_ratio,
         step_s=slow.since_s,
+        since_step=slow.since_step,
     )
 
 

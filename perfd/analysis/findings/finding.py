@@ -15,6 +15,8 @@ _CERTAINTIES = ((0.8, "measured"), (0.5, "likely"), (0.0, "possible"))
 """From which confidence on, and the word that is shown: the number is an order of kinds of evidence only."""
 _NOTHING_LEFT = 0.005
 """Of a step: what rounds to nothing beside samples and medians is not called unexplained."""
+_LONGER = "Steps take longer than before, and perfd can't yet tell why"
+"""The sentence of an unknown cause that began at a known step."""
 
 
 def certainty_of(confidence: float) -> str:
@@ -136,6 +138,8 @@ class Finding:
     @property
     def sentence(self) -> str:
         """What limits the job, or what may, without culprits and without a full stop."""
+        if self.kind is Kind.UNKNOWN and self.since_step is not None:
+            return _LONGER
         return self.kind.possible_sentence if self.certainty == "possible" else self.kind.sentence
 
     @property

@@ -88,6 +88,7 @@ class LongerSteps:
 class StepsSince:
     """The newest lasting change to longer steps, by their times alone."""
 
+    since_step: int
     steps: int
     """Since it."""
     before_s: float
@@ -108,6 +109,7 @@ def longer_since(steps: StepTable, rows: Ints) -> StepsSince | None:
     times, (before, since) = steps.step_time_s[rows], found
     change = len(rows) - since
     return StepsSince(
+        since_step=int(steps.step[rows[change]]),
         steps=int(steps.steps_covered[rows[change:]].sum()),
         before_s=float(np.median(times[change - before : change])),
         since_s=float(np.median(times[change:])),
