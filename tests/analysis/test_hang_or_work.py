@@ -211,6 +211,15 @@ def test_gpus_that_run_no_kernel_are_known_by_utilization_where_gpm_is_read_rare
     assert hang(replace(job, gpu=replace(job.gpu, metrics=metrics))) is None
 
 
+def test_a_rare_reading_of_the_time_before_a_pause_does_not_stand_for_the_pause() -> None:
+    # After its last step a trainer saves, and no GPU runs a kernel.
+    job = silent(10.5, behind=None, running=(0.0,) * RANKS)
+    rarely = np.full((len(job.gpu.time_unix_s), RANKS), np.nan, np.float32)
+    rarely[-10] = 0.45
+    metrics = {GpuColumn.GRAPHICS_ACTIVE: rarely, **job.gpu.metrics}
+    assert hang(replace(job, gpu=replace(job.gpu, metrics=metrics))) is None
+
+
 def test_the_first_sample_of_a_pause_is_of_the_time_before_it_too() -> None:
     job = silent(10.5, behind=None, running=(0.0,) * RANKS)
     busy = job.gpu.metrics[GpuColumn.BUSY].copy()

@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfd.analysis.data.job_data import Floats, GpuTable, JobData, LaunchTable, NcclTimeTable, StepTable
 from perfd.analysis.data.robust_stats import mean
@@ -170,8 +171,7 @@ def _computing_hosts(job: JobData, silent_s: float) -> Sequence[int]:
     Who waits for a GPU spins on its host, too, but then that GPU runs the kernel that waits. Where GPUs were
     not read in the silence, either may be until it has lasted long.
     """
-    rows = _newest(job.gpu, silent_s)
-    running = _running(job.gpu, rows)
+    running = _running(job.gpu, _of_silence(job.gpu, silent_s))
     awake = _awake(job.launches)
     if running is None:
         return awake if silent_s < THRESHOLDS.hang_certain_s else ()
@@ -347,7 +347,7 @@ def _behind(peers: NcclTimeTable) -> tuple[int, int, int] | None:
 
 
 def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
-    recent = _newest(gpu, silent_s)
+    recent = _of_silence(gpu, silent_s)
     running = _running(gpu, recent)
     if running is None:
         return None
@@ -372,28 +372,28 @@ def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
 
 def _gpus_idle(gpu: GpuTable, silent_s: float) -> bool:
     """Whether all GPUs are known to run no kernel, not even one that waits in NCCL."""
-    running = _running(gpu, _newest(gpu, silent_s))
+    running = _running(gpu, _of_silence(gpu, silent_s))
     return running is not None and bool((running <= THRESHOLDS.hang_gpu_idle_ratio).all())
 
 
-def _newest(gpu: GpuTable, silent_s: float) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """The readings of the silence, at most ten seconds of them; the first is of the time before it, too."""
+def _of_silence(gpu: GpuTable, silent_s: float) -> NDArray[np.intp]:
+    """Which readings are of it alone: the first is of the time before, too, and may be GPM's only one."""
+    return _newest(gpu, silent_s)[1:]
+
+
+def _newest(gpu: GpuTable, seconds: float) -> NDArray[np.intp]:
+    """Which readings are of so long, at most of ten seconds; the first may be of the time before, too."""
     newest_unix_s = gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0
-    return gpu.time_unix_s >= newest_unix_s - min(silent_s - _REPORT_S, 10.0)
+    return np.flatnonzero(gpu.time_unix_s >= newest_unix_s - min(seconds - _REPORT_S, 10.0))
 
 
-def _running(gpu: GpuTable, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats | None:
-    """Share of time in kernels, by GPU, by the first column that is known of each; None without one.
-
-    GPM's column is read rarely.
-    """
+def _running(gpu: GpuTable, rows: NDArray[np.intp]) -> Floats | None:
+    """Share of time in kernels, by GPU, by the first column known of each (GPM's is rare); None without."""
     each = (_recent(gpu, name, rows) for name in _OF_KERNELS if name in gpu.metrics)
     known = (found for found in each if found is not None and np.isfinite(found).all())
-    return next(known, None) if np.count_nonzero(rows) >= 3 else None
+    return next(known, None) if len(rows) >= 3 else None
 
 
-def _recent(
-    gpu: GpuTable, name: GpuColumn, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
-) -> Floats | None:
+def _recent(gpu: GpuTable, name: GpuColumn, rows: NDArray[np.intp]) -> Floats | None:
     values = gpu.metrics.get(name)
     return None if values is None else mean(values[rows].astype(np.float64), axis=0)
