@@ -243,6 +243,29 @@ def test_operations_of_new_processes_are_those_of_another_attempt(started_s, att
     assert job.steps.last_step > 200
 
 
+@pytest.mark.parametrize(("rank_started", "at_once"), [(0, True), (1, False)])
+def test_after_a_restart_operations_of_the_new_process_show_steps_at_once(rank_started, at_once):
+    job = JobState("job", Limits(), AggregatorCounters())
+    for rank in (0, 1):
+        job.rank_started(rank, -30.0, 0.0)
+    shown = []
+    for start, name in ((0, "first"), (20, "second")):
+        if start:
+            # Known to a second: it may seem to have begun before the last step.
+            job.rank_started(rank_started, 14.5, 18.0)
+        rank = Rank([(name, operation, size) for _, operation, size in DDP], 0.25)
+        for second in range(15):
+            source = RecordSource(agent_id="a", node="n", sent_unix_s=start + second + 1.0, now_s=0.0)
+            for times in rank.second(second):
+                moved = record(name, times.operation, times.sizes_bytes, times.sequences[0], start + second)
+                job.steps_by(moved, source)
+        shown.append(job.steps.last_step)
+    assert shown[0] > 40
+    assert (shown[1] > shown[0] + 40) is at_once
+    # While nothing of the new process repeats, operations are known to show steps all the same.
+    assert job.operation_pace is not None
+
+
 def test_a_log_that_shows_steps_takes_their_place():
     job = JobState("job", Limits(), AggregatorCounters())
     source = RecordSource(agent_id="a", node="n", sent_unix_s=0.0, now_s=0.0)

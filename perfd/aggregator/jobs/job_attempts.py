@@ -138,11 +138,14 @@ class JobAttempts:
 
     def rank_started(
         self, rank: int, started_unix_s: float, newest_step_unix_s: float | None, now_s: float
-    ) -> None:
-        """Note when a rank's process started; another process after the newest step is another start."""
+    ) -> bool:
+        """Note when a rank's process started; another process after the newest step is another start.
+
+        Returns whether the rank had another process before.
+        """
         before_unix_s = self._rank_started.get(rank)
         if before_unix_s is not None and started_unix_s <= before_unix_s + _SAME_PROCESS_S:
-            return
+            return False
         if rank < self._ranks:
             self._rank_started[rank] = started_unix_s
         if (
@@ -151,6 +154,7 @@ class JobAttempts:
             and started_unix_s > newest_step_unix_s
         ):
             self.begins_anew(started_unix_s, now_s)
+        return before_unix_s is not None
 
     def start_shown_by(
         self,

@@ -313,7 +313,8 @@ class JobState:
 
     def rank_started(self, rank: int, started_unix_s: float, now_s: float) -> None:
         """Note when a rank's process started; another process after the newest step is another start."""
-        self.attempts.rank_started(rank, started_unix_s, self.steps.last_unix_s, now_s)
+        if self.attempts.rank_started(rank, started_unix_s, self.steps.last_unix_s, now_s):
+            self.operation_steps.rank_started(rank)
 
     def stepless_s(self, now_s: float) -> float | None:
         """How long ago the job was started again without a step since; None if it has one, or ended."""

@@ -31,6 +31,8 @@ class OperationStepRows:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._found = OperationSteps()
+        self._earlier_pace: OperationPace | None = None
+        """That of the process before, until the present one has shown a step."""
         self._rows = StepRows(limit)
         self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
         self._timed: deque[tuple[int, float]] = deque(maxlen=_LINES)
@@ -44,11 +46,17 @@ class OperationStepRows:
     @property
     def pace(self) -> OperationPace | None:
         """Which operations show steps; None before the first."""
-        pace = self._found.pace
+        pace = self._found.pace or self._earlier_pace
         if pace is None or not self._as_the_log:
             return pace
         pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step * self._of_log)
         return replace(pace, doubt=None, per_step=pace.per_step / self._of_log, pauses=pauses)
+
+    def rank_started(self, rank: int) -> None:
+        """A rank has another process: the communicators of the one before are gone, and will not go on."""
+        if rank == self._found.rank:
+            self._earlier_pace = self._found.pace or self._earlier_pace
+            self._found = OperationSteps(before=(self._rows.last_step or 0) / self._of_log)
 
     def put(self, times: CollectiveTimes, sent_unix_s: float) -> FoundSteps:
         """Add what one rank did; returns the rows that are complete by it."""

@@ -71,8 +71,9 @@ class OperationSteps:
     two all-reduces of a number, if there are such, and else a micro-batch counts as a step.
     """
 
-    def __init__(self) -> None:
-        self._rank: int | None = None
+    def __init__(self, before: float = 0.0) -> None:
+        self.rank: int | None = None  # Whose operations show steps.
+        self._before = before  # Steps that another process of the rank made.
         self._reported_unix_ns = 0
         """When its newest report ended."""
         self._streams: dict[tuple[str, str, int | None], OperationStream] = {}
@@ -127,16 +128,16 @@ class OperationSteps:
 
     def put(self, times: CollectiveTimes) -> FoundSteps:
         """Add what a rank did; returns rows of steps, with nothing but times, when some are complete."""
-        if self._rank is None:
-            self._rank, self._reported_unix_ns = times.rank, times.end_unix_ns
+        if self.rank is None:
+            self.rank, self._reported_unix_ns = times.rank, times.end_unix_ns
         sent = times.peer is not None and times.operation != RECEIVE
         if sent or not is_whole(times):
             return _NOTHING
-        if times.rank != self._rank and times.end_unix_ns - self._reported_unix_ns >= SILENT_NS:
+        if times.rank != self.rank and times.end_unix_ns - self._reported_unix_ns >= SILENT_NS:
             self._go_on_with(times.rank)
         key = (times.communicator, times.operation, times.peer)
         stream = self._streams.get(key)
-        if times.rank != self._rank:
+        if times.rank != self.rank:
             if stream is not None and stream.alike:
                 self._others.put(times)
             return _NOTHING
@@ -187,7 +188,7 @@ class OperationSteps:
 
     def _go_on_with(self, rank: int) -> None:
         """Take another rank, since this one is silent: in a communicator, all have the same operations."""
-        self._rank = rank
+        self.rank = rank
         self._streams = {key: stream for key, stream in self._streams.items() if key[2] is None}
         self._others.clear()
 
@@ -206,7 +207,7 @@ class OperationSteps:
         if self._exact is None or self._exact.stream is not stream:
             gone = mark is not None and now_unix_ns - mark.stream.newest_unix_ns >= SILENT_NS
             anew = mark is not None and mark.stream is not stream and not gone
-            self._exact = ExactSteps(stream, int(mark.step) if mark is not None and gone else 0)
+            self._exact = ExactSteps(stream, int(mark.step if mark is not None and gone else self._before))
         gathers = None
         if stream.operation == _ENDING_STEPS:
             gathers = self._streams.get((stream.communicator, _GATHERING, None))
@@ -245,7 +246,7 @@ class OperationSteps:
         self._looked_unix_ns = now_ns
         paced = self._pace(now_ns)
         if paced is not None:
-            before = mark.step if mark is not None else 0.0
+            before = mark.step if mark is not None else self._before
             counted = paced.stream.repeated(paced.cycle) / (paced.repeats or 1)
             self._mark = row_end(paced, paced.stream.ended, before + counted)
             if mark is None and (began := paced.stream.before) is not None:
