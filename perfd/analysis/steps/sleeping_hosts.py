@@ -50,8 +50,9 @@ _BEFORE = 8
 """Steps or windows before a change, whose median is what was usual. Chosen."""
 _MOST_KNOWN = 0.5
 """Of the time since a change, whose steps must be known to say that they did not become longer."""
-_FEWEST_SAMPLES = 4
-"""Of GPUs since a change: one a second, each a mean over that second. A line of a log may be one step."""
+_FEWEST_SAMPLES = 3
+"""Of GPUs since a change: one a second, each a mean over that second. As many as show it without hosts, which
+must have slept meanwhile, too. A line of a log may be one step."""
 _LESS_AWAKE = 0.75
 """Of what a host was awake in a step: up to this it spun before to wait for its GPU, and does not. Chosen."""
 _DUE_LINES = 2.0
