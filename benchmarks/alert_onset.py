@@ -7,7 +7,8 @@ recording: `case.json`, with a log that has the moment when the fault began (`[f
 `truth.json`, with phases of several faults and of none. A run is replayed with a round and an evaluation of
 the shipped rules every `--tick` seconds, as live. The first alert that fires in a fault's time, or within
 five seconds after its end, counts as the one about it. What fires at other times, or in a run without a
-truth, is a false alert, and what fires twice outside of faults flaps.
+truth, is a false alert, and what fires twice outside of faults flaps. Not judged are alerts after the last
+phase of a run that was killed, of which the truth says nothing: a fault may have begun, or the job hung.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ RECORDED = Path(__file__).parent / "gpu" / "recorded"
 _LEAST_COST_RATIO = 0.10
 """By how much a fault must make steps longer to be one that has to be found in time."""
 _IN_TIME_S, _IN_TIME_STEPS = 5.0, 3
-_STALL_PERIOD_STEPS = 5
-"""Of the periodic faults `forced_sync` and `stall`, which have three periods' time."""
+_PERIODIC, _STALL_PERIOD_STEPS = frozenset({"forced_sync", "stall", "garbage"}), 5
+"""Faults of every fifth step, which have three periods' time."""
 _EFFICIENCY = frozenset({
     "PerfdMfuTrouble", "PerfdMfuCommunicationBound", "PerfdCommunicationShare", "PerfdOptimizerShare",
     "PerfdPipelineStall", "PerfdPipelineExcess", "PerfdWaiting",
@@ -61,7 +62,7 @@ class Fault:
     @property
     def limit_s(self) -> float:
         """How long an alert may take: five seconds or three steps, of a periodic stall three periods."""
-        periodic = self.kind in {"forced_sync", "stall"}
+        periodic = self.kind in _PERIODIC
         steps = _IN_TIME_STEPS * (_STALL_PERIOD_STEPS if periodic else 1)
         return max(_IN_TIME_S, steps * (self.step_s or 0.0))
 
@@ -111,7 +112,7 @@ def measure(folder: Path, tick_s: float) -> Run:
     fired = sorted(
         (float(one["fired_at_unix_s"]), str(one["name"])) for one in every if one["name"] not in right
     )
-    onsets, about = [], set()
+    onsets, about = [], set(_explained(folder, fired))
     for fault, following in pairwise([*faults, None]):
         next_unix_s = following.begin_unix_s if following else math.inf
         until_unix_s = min(next_unix_s, fault.end_unix_s + _IN_TIME_S)
@@ -152,6 +153,23 @@ def _faults(folder: Path) -> list[Fault]:
             cost_ratio=cost_ratio_of(folder),
         )
     ]
+
+
+def _explained(folder: Path, fired: Sequence[tuple[float, str]]) -> Iterator[tuple[float, str]]:
+    """Of alerts with their Unix times, those that no fault explains and the truth does, or leaves open.
+
+    A healthy phase with ranks is one of a job that gives these more work than others.
+    """
+    if not (folder / "truth.json").is_file():
+        return
+    truth = json.loads((folder / "truth.json").read_text())
+    phases = truth["phases"]
+    known_until_unix_s = phases[-1]["end_unix_s"] if truth.get("killed") else math.inf
+    uneven = [one for one in phases if one["phase"]["kind"] == "healthy" and one["phase"]["ranks"]]
+    for at, name in fired:
+        late_all_along = any(one["begin_unix_s"] <= at < one["end_unix_s"] for one in uneven)
+        if at >= known_until_unix_s or (name == "PerfdStraggler" and late_all_along):
+            yield at, name
 
 
 def _of_phase(document: dict[str, Any]) -> Fault:
