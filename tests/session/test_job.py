@@ -334,6 +334,36 @@ def test_on_a_terminal_the_command_sees_a_terminal_of_the_same_size(terminal):
     assert session.end() == 0
 
 
+SAY_SIZES = """
+import os, signal
+def say(*_):
+    print(*{os.get_terminal_size(fd).columns for fd in range(3)}, flush=True)
+signal.signal(signal.SIGWINCH, say)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+def test_after_a_new_size_the_last_signal_finds_it_on_every_stream(terminal):
+    session = terminal(python(SAY_SIZES))
+    session.read_until(b"ready\r\n")
+    for columns in (90, 91, 92, 93):
+        fcntl.ioctl(session.master, termios.TIOCSWINSZ, bytes([50, 0, columns, 0, 0, 0, 0, 0]))
+        # The signal of the terminal itself may come before the job's own terminal has the size.
+        while session.read_until(b"\r\n") != b"%d\r\n" % columns:
+            pass
+    os.kill(session.process.pid, signal.SIGTERM)
+    session.end()
+
+
+def test_the_modes_of_standard_output_are_those_of_the_terminal_except_for_translation(terminal):
+    code = "import termios; print(*({termios.tcgetattr(fd)[3] for fd in range(3)}), 'modes')"
+    session = terminal(python(code))
+    assert len(session.read_until(b" modes").split()) == 2
+    session.end()
+
+
 def test_a_line_is_not_translated_twice_on_a_terminal(terminal):
     session = terminal(python("print('a\\nb')"))
     assert session.read_until(b"b\r\n").endswith(b"a\r\nb\r\n")

@@ -26,7 +26,7 @@ _SHOWN_CHARS = 200
 """Of a command that is too long to start."""
 _SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent (sigaction(2)). The terminal's driver sends the two below to all
-foreground processes; it may send a hang-up to us alone, as the session's leader."""
+foreground processes, like that of a new size; it may send a hang-up to us alone, as the session's leader."""
 _KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
 _HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
 """The signals that `nsys launch` forwards to its application, once; others kill nsys without reaching the
@@ -139,9 +139,15 @@ class ChildProcess:
             received = signal.sigwaitinfo(WATCHED)
             if received.si_signo == signal.SIGWINCH:
                 on_resize()
+                self._announce_size(received)
             elif received.si_signo in FORWARDED:
                 self._forward(received)
         return exit_code(self._process.returncode)
+
+    def _announce_size(self, received: signal.struct_siginfo) -> None:
+        # The terminal told the job before `on_resize` ran, or not at all: it may have read the old size.
+        if received.si_code == _SI_KERNEL and not self._launcher:
+            _send(os.killpg, self.pid if self._own_group else os.getpgrp(), signal.SIGWINCH)
 
     def _forward(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo

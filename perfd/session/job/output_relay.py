@@ -78,7 +78,6 @@ def _open_terminal(like_fd: int) -> tuple[int, int]:
         attributes = termios.tcgetattr(like_fd)
         # Our own terminal does this; doing it twice would change the job's output.
         attributes[1] &= ~termios.OPOST
-        attributes[3] &= ~(termios.ECHO | termios.ICANON | termios.ISIG)
         termios.tcsetattr(job_fd, termios.TCSANOW, attributes)
     return source_fd, job_fd
 
