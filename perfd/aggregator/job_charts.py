@@ -12,6 +12,7 @@ from perfd.aggregator.prometheus_charts import AskedRange, ChartQueries, TimeRan
 from perfd.aggregator.state import AggregatorState
 from perfd.aggregator.web_api import gpu_columns, progress_columns, steps_of_lines, together
 from perfd.analysis.data.job_data import StepTable
+from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA
 from perfd.analysis.diagnosis import from_json
 from perfd.clock import Clock
 from perfd.model import JOB_LABEL
@@ -92,7 +93,7 @@ class JobCharts:
         if stored is None or not len(table):
             return None
         try:
-            (summary,) = from_json({"schema": "perfd.summary/2", "jobs": [stored]})
+            (summary,) = from_json({"schema": SUMMARY_SCHEMA, "jobs": [stored]})
         except msgspec.ValidationError:
             return None
 

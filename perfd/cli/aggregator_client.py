@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import http.client
 import os
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
 
+from perfd.cli.unexpected_errors import unreadable
 from perfd.errors import PerfdError, reason_of
 from perfd.formatting import printable_text
+from perfd.model import api_schemas
 from perfd.net import BoundedConnection, BoundedTlsConnection
 
+_T = TypeVar("_T")
 DEFAULT_URL = "http://127.0.0.1:9460"
 URL_VARIABLE = "PERFD_AGGREGATOR_URL"
 TOKEN_VARIABLE = "PERFD_TOKEN_FILE"  # noqa: S105  (names a file)
@@ -91,13 +95,29 @@ def get(url: str, path: str, schema: str) -> dict[str, Any]:
     return ask(url, "GET", path, schema=schema, headers=authorization_in(os.environ.get(TOKEN_VARIABLE)))
 
 
+def reads_answers(run: Callable[[argparse.Namespace], _T]) -> Callable[[argparse.Namespace], _T]:
+    """The part of a verb that reads an aggregator's answers; raises `PerfdError` if these lack what it reads.
+
+    An answer of the right schema may come from a later version, or from another program that knows its name.
+    """
+
+    @functools.wraps(run)
+    def reading(args: argparse.Namespace) -> _T:
+        try:
+            return run(args)
+        except (LookupError, TypeError, AttributeError, ArithmeticError, ValueError) as error:
+            raise PerfdError(unreadable(url_of(args), error)) from error
+
+    return reading
+
+
 def get_jobs(url: str, *, short: bool = False) -> list[dict[str, Any]]:
     """All entries of perfd.jobs/2 by name, asked for page by page; raises `PerfdError`."""
     found: dict[str, dict[str, Any]] = {}
     offset, matched = 0, 1
     while offset < matched:
         path = f"/api/v1/jobs?sort=name&limit={_JOBS_PER_PAGE}&offset={offset}&short={int(short)}"
-        document = get(url, path, "perfd.jobs/2")
+        document = get(url, path, api_schemas.JOBS)
         # A job that is forgotten between two pages moves those after it.
         found |= {entry["name"]: entry for entry in document["jobs"]}
         offset, matched = offset + _JOBS_PER_PAGE, document.get("page", {"matched": 0})["matched"]

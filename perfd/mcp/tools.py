@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urlencode
 
+from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA
 from perfd.errors import PerfdError
 from perfd.mcp import event_answers, job_answers, rank_answers, reference_answers
 from perfd.mcp.parameters import OFFSET, Parameter, checked, limit, page
@@ -154,7 +155,7 @@ def _compare_jobs(context: ToolContext, given: Json) -> dict[str, Any]:
     a, b = (reference_answers.measured(context.api.get(job_path(name)), name) for name in names)
     found = reference_answers.comparison(a, b, given["max_regression_ratio"])
     requests = [f"GET {job_path(name)}" for name in names]
-    return {**found, "from": {"requests": requests, "schema": "perfd.summary/2"}}
+    return {**found, "from": {"requests": requests, "schema": SUMMARY_SCHEMA}}
 
 
 def _explain_metric(context: ToolContext, given: Json) -> dict[str, Any]:

@@ -88,6 +88,48 @@ def test_what_answers_with_something_else_is_called_so(
     assert capsys.readouterr().err.endswith(f"{sentence}\n")
 
 
+_READS = {
+    "/api/v1/jobs": "perfd.jobs/2",
+    "/api/v1/jobs/": "perfd.summary/2",
+    "/api/v1/fleet": "perfd.fleet/2",
+    "/api/v1/nodes": "perfd.nodes/1",
+    "/api/v1/group": "perfd.group/1",
+    "/api/v1/captures": "perfd.capture/1",
+    "/api/v1/captures/": "perfd.capture/1",
+}
+"""The schema of what the verbs ask for first, by its path."""
+
+
+@pytest.mark.parametrize("verb", _ASKING)
+@pytest.mark.parametrize(
+    "content",
+    [
+        {},
+        {"jobs": 5, "nodes": 5, "partitions": 5, "captures": 5, "capture": 5},
+        {"jobs": [[]], "nodes": [[]], "partitions": [{}], "captures": [[]], "capture": {"state": "done"}},
+    ],
+    ids=["empty", "numbers", "lists"],
+)
+def test_contents_that_no_aggregator_of_this_version_has_are_called_so(
+    verb: str, content: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    routes = {
+        path: lambda _, schema=schema: json_response({"schema": schema, **content})
+        for path, schema in _READS.items()
+    }
+    server = HttpServer("127.0.0.1:0", routes)
+    url = f"http://{server.address}"
+    try:
+        assert main([*verb.split(), "--aggregator", url]) == 2
+    finally:
+        server.close()
+    said = capsys.readouterr().err
+    assert url in said
+    assert re.search(
+        r"is not that of an aggregator of this version|the summary is not as perfd writes it", said
+    )
+
+
 @pytest.mark.parametrize("url", ["http://a b", "http://[::1", "http://a:99999", "http://"])
 @pytest.mark.parametrize("verb", ["status --aggregator", "serving"])
 def test_an_address_that_cannot_be_one_is_called_so(

@@ -27,6 +27,7 @@ from perfd.aggregator.group.peers import FORWARDED, Peers
 from perfd.aggregator.group.sharing import GroupView, Holder
 from perfd.aggregator.web_api import compare_routes, with_stored
 from perfd.errors import PerfdError
+from perfd.model import api_schemas
 from perfd.net import (
     Handler,
     Request,
@@ -107,9 +108,9 @@ class GroupPages:
             ),
             "/api/v1/events": self._live.connect,
             "/api/v1/http_sd": lambda _: json_response(self._targets()),
-            "/api/v1/group": lambda _: json_response({"schema": "perfd.group/1", **self._group()}),
+            "/api/v1/group": lambda _: json_response({"schema": api_schemas.GROUP, **self._group()}),
             "/api/v1/status": lambda _: json_response(
-                {"schema": "perfd.status/1", "unready": self.unready(), **self._problems()}
+                {"schema": api_schemas.STATUS, "unready": self.unready(), **self._problems()}
             ),
             "/api/v1/healthz": lambda _: text_response("ok\n"),
             "/api/v1/readyz": lambda _: (
@@ -251,7 +252,7 @@ class GroupPages:
             for page in _documents([(number, answer)])[0]:
                 entries |= {(number, entry["name"]): entry for entry in page["jobs"]}
         page = {
-            "schema": "perfd.jobs/2",
+            "schema": api_schemas.JOBS,
             "jobs": [entries[one] for one in wanted.jobs if one in entries],
             "page": wanted.page,
             **without([*missing, *silent]),

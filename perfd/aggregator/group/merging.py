@@ -10,7 +10,7 @@ from typing import Any
 
 from perfd.aggregator.web_api import fleet_page
 from perfd.aggregator.web_api.fleet_pages import MOST_ROWS
-from perfd.model import JOB_LABELS, OWNER_LABELS
+from perfd.model import JOB_LABELS, OWNER_LABELS, api_schemas
 
 Document = Mapping[str, Any]
 _KEYS = {"agents": "agent_id", "nodes": "node", "servers": "name"}
@@ -121,7 +121,7 @@ def merged_fleet(
         "servers": sums("servers", ("count", "up")),
         "stored": any(document.get("stored") for document in documents),
     }
-    return {"schema": "perfd.fleet/2", **fleet_page(fleet, query), **without(missing)}
+    return {"schema": api_schemas.FLEET, **fleet_page(fleet, query), **without(missing)}
 
 
 def stored_queries(

@@ -15,6 +15,7 @@ from perfd.aggregator.web_api.query_numbers import QueryError, answered, whole_n
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.capture.capture_routes import StartBody, capture_routes
 from perfd.metrics.exposition import MetricsPage
+from perfd.model import api_schemas
 from perfd.net import Handler, Request, Response, json_response, text_response
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
@@ -145,10 +146,10 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/api/v1/jobs/": answered(lambda request: job_response(source, request)),
         "/api/v1/alerts": answered(lambda request: _alerts(source, request.query)),
         "/api/v1/servers": lambda _: json_response(
-            {"schema": "perfd.servers/2", "servers": source.servers()}
+            {"schema": api_schemas.SERVERS, "servers": source.servers()}
         ),
         "/api/v1/events": live.connect,
-        "/api/v1/agents": lambda _: json_response({"schema": "perfd.agents/1", "agents": source.agents()}),
+        "/api/v1/agents": lambda _: json_response({"schema": api_schemas.AGENTS, "agents": source.agents()}),
         "/api/v1/nodes": lambda request: _nodes(source, request),
         "/api/v1/links": lambda _: json_response({"schema": "perfd.links/1", "links": source.links()}),
         **capture_routes(
@@ -161,7 +162,7 @@ def routes(source: ApiSource, live: Live, saved_unix_s: float | None = None) -> 
         "/api/v1/readyz": lambda _: _ready(source.unready(), source.history_problem()),
         "/api/v1/status": lambda _: json_response(
             {
-                "schema": "perfd.status/1",
+                "schema": api_schemas.STATUS,
                 "unready": source.unready(),
                 "history_problem": source.history_problem(),
                 "jobs_problem": source.jobs_problem(),
@@ -191,7 +192,7 @@ def _fleet(source: ApiSource, request: Request) -> Response:
     if request.query.get("trend") == "1":
         # Of the rows that are shown only: there may be thousands of jobs.
         page["jobs"] = [{**row, "trend_step_time_s": source.trend(row["name"])} for row in page["jobs"]]
-    return json_response({"schema": "perfd.fleet/2", **page})
+    return json_response({"schema": api_schemas.FLEET, **page})
 
 
 def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:
@@ -205,7 +206,7 @@ def _jobs(source: ApiSource, query: Mapping[str, str]) -> Response:
 
 
 def _jobs_document(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {"schema": "perfd.jobs/2", "jobs": [with_limits(one) for one in entries]}
+    return {"schema": api_schemas.JOBS, "jobs": [with_limits(one) for one in entries]}
 
 
 def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:
@@ -214,9 +215,9 @@ def _alerts(source: ApiSource, query: Mapping[str, str]) -> Response:
     if state not in {None, "firing", "resolved"}:
         raise QueryError("`state` must be firing or resolved.")
     found = [a for a in source.alerts() if job in {None, a["job"]} and state in {None, a["state"]}]
-    return json_response({"schema": "perfd.alerts/1", "alerts": found[:limit], "count": len(found)})
+    return json_response({"schema": api_schemas.ALERTS, "alerts": found[:limit], "count": len(found)})
 
 
 def _nodes(source: ApiSource, request: Request) -> Response:
     nodes = source.nodes(blamed_only=request.query.get("all") != "1", node=request.query.get("node"))
-    return json_response({"schema": "perfd.nodes/1", "nodes": nodes})
+    return json_response({"schema": api_schemas.NODES, "nodes": nodes})

@@ -20,6 +20,7 @@ from perfd.aggregator.web_api.capture_files import (
     url_of,
 )
 from perfd.aggregator.web_api.html_pages import html_response, message_page
+from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
 from perfd.net import Handler, Request, Response, error_response, json_response
@@ -114,7 +115,7 @@ def summary_of(source: SummarySource, job: str) -> JobSummary | None:
     if found := source.summary(job):
         return found[0]
     stored = source.stored_summary(job)
-    return None if stored is None else from_json({"schema": "perfd.summary/2", "jobs": [stored]})[0]
+    return None if stored is None else from_json({"schema": SUMMARY_SCHEMA, "jobs": [stored]})[0]
 
 
 def compare_routes(

@@ -11,8 +11,10 @@ from perfd.aggregator.web_api.charts import peer_matrices, rank_columns, without
 from perfd.aggregator.web_api.compare_routes import SummarySource
 from perfd.aggregator.web_api.fleet_pages import with_limits
 from perfd.aggregator.web_api.query_numbers import QueryError, number, whole_number
+from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
+from perfd.model import api_schemas
 from perfd.net import Request, Response, error_response, json_response
 
 _STEPS, _MAX_STEPS = 1_000, 10_000
@@ -70,7 +72,7 @@ def _summary(source: JobSource, job: str, request: Request) -> Response:
     if found is None:
         return _no_job(job)
     shown = without_ranks(found) if query.get("short") == "1" else found
-    return json_response({"schema": "perfd.summary/2", "jobs": [with_limits(shown)]})
+    return json_response({"schema": SUMMARY_SCHEMA, "jobs": [with_limits(shown)]})
 
 
 def _summary_entry(source: JobSource, job: str) -> Mapping[str, Any] | None:
@@ -101,7 +103,7 @@ def _ranks(source: JobSource, job: str, request: Request) -> Response:
     entry = _entry(source, job)
     if entry is None:
         return _no_job(job)
-    return json_response({"schema": "perfd.ranks/1", "job": job, **rank_columns(entry, request.query)})
+    return json_response({"schema": api_schemas.RANKS, "job": job, **rank_columns(entry, request.query)})
 
 
 def _summary_since(source: JobSource, job: str, since_unix_s: float) -> Response:
@@ -134,7 +136,7 @@ def _series(source: JobSource, job: str, request: Request) -> Response:
     columns = source.series(job, points, within, _newest_s(query))
     if columns is None:
         return _no_job(job, " whose steps are known")
-    return json_response({"schema": "perfd.series/1", "job": job, **columns})
+    return json_response({"schema": api_schemas.SERIES, "job": job, **columns})
 
 
 def _gpu_series(source: JobSource, job: str, request: Request) -> Response:

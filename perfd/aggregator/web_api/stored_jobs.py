@@ -10,6 +10,7 @@ from perfd.aggregator.history.ended_jobs import EndedJob
 from perfd.aggregator.jobs.job_lifetime import JobEnd
 from perfd.aggregator.web_api.api_documents import entry_of, row_of, wandb_run
 from perfd.aggregator.web_api.charts import without_ranks
+from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA
 from perfd.analysis.diagnosis import JobSummary, from_json
 
 _OWNED = dict.fromkeys(("owner", "cluster", "namespace"))
@@ -55,7 +56,7 @@ def stored_entry(one: EndedJob, now_unix_s: float, *, ranks: bool) -> dict[str, 
 
 
 def _summary(one: EndedJob) -> JobSummary:
-    (summary,) = from_json({"schema": "perfd.summary/2", "jobs": [one.summary]})
+    (summary,) = from_json({"schema": SUMMARY_SCHEMA, "jobs": [one.summary]})
     return summary
 
 

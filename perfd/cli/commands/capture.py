@@ -22,7 +22,14 @@ from perfd.capture.nsys import REPLAY_MODES, NcuPlan, NsysPlan, plan_ncu, plan_n
 from perfd.capture.policy.capture_json import API_PATH, SCHEMA
 from perfd.capture.redact import redacted_copy
 from perfd.cli import capture_slurm
-from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authorization_of, url_of
+from perfd.cli.aggregator_client import (
+    add_aggregator,
+    add_token,
+    ask,
+    authorization_of,
+    reads_answers,
+    url_of,
+)
 from perfd.cli.arguments import positive, positive_whole, whole_from_zero
 from perfd.cli.terminal import Terminal
 from perfd.cli.terminal_table import TerminalTable
@@ -146,6 +153,7 @@ def run(args: argparse.Namespace) -> int:
     return actions[args.action](args)
 
 
+@reads_answers
 def _list(args: argparse.Namespace) -> int:
     query = f"?{urlencode({'job': args.job})}" if args.job else ""
     document = ask(url_of(args), "GET", API_PATH + query, schema=SCHEMA)
@@ -168,6 +176,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
+@reads_answers
 def _show(args: argparse.Namespace) -> int:
     document = ask(url_of(args), "GET", f"{API_PATH}/{quote(args.id, safe='')}", schema=SCHEMA)
     _print(document, as_json=args.json)
@@ -181,18 +190,19 @@ def _show(args: argparse.Namespace) -> int:
 
 def _job_of(args: argparse.Namespace, capture: Mapping[str, Any]) -> JobSummary | None:
     """What the aggregator knows of the captured job; None when that is nothing."""
+    from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA  # noqa: PLC0415  (as above)
     from perfd.report.comparison import jobs_of  # noqa: PLC0415  (as above)
 
+    path = f"/api/v1/jobs/{quote(capture['job'], safe='')}"
     try:
-        found = ask(
-            url_of(args), "GET", f"/api/v1/jobs/{quote(capture['job'], safe='')}", schema="perfd.summary/2"
-        )
+        found = ask(url_of(args), "GET", path, schema=SUMMARY_SCHEMA)
         return jobs_of(found, capture["job"])[0]
     except PerfdError:
         # Servers are not jobs, and old jobs are forgotten: no MFU then.
         return None
 
 
+@reads_answers
 def _start(args: argparse.Namespace) -> int:
     asked = {
         "job": args.job,
@@ -221,6 +231,7 @@ def _person() -> str:
     return f"{user}@{socket.gethostname()}"[:200]
 
 
+@reads_answers
 def _cancel(args: argparse.Namespace) -> int:
     path = f"{API_PATH}/{quote(args.id, safe='')}/cancel"
     _print(_post(args, path, {"reason": args.reason}), as_json=args.json)

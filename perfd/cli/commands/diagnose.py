@@ -13,12 +13,14 @@ from urllib.parse import quote
 import msgspec
 
 from perfd import logs
+from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.analysis.findings import finding_json
-from perfd.cli.aggregator_client import add_aggregator, get, get_jobs, url_of
+from perfd.cli.aggregator_client import add_aggregator, get, get_jobs, reads_answers, url_of
 from perfd.cli.named_runs import summary_or_path
 from perfd.cli.recording_playback import play
 from perfd.errors import PerfdError, RecordingError
+from perfd.model import api_schemas
 from perfd.recording.recording_format import find_recording
 from perfd.report.comparison import read_summary
 from perfd.session.text import Alert, checklist_in_words, findings_in_words, fitted
@@ -64,25 +66,38 @@ def run(args: argparse.Namespace) -> int:
     """Print the diagnosis."""
     if args.recording and (args.aggregator or args.job):
         raise PerfdError("Name a recording, or an aggregator and its job: not both.")
+    return _run_recording(args) if args.recording else _run_live(args)
+
+
+def _run_recording(args: argparse.Namespace) -> int:
+    summaries = _of_recording(args.recording)
+    _print(args, summaries, {summary.name for summary in summaries}, ())
+    return 0
+
+
+@reads_answers
+def _run_live(args: argparse.Namespace) -> int:
+    url = url_of(args)
+    summaries, over = _live(url, args.job)
     firing: Sequence[Alert] = ()
-    if args.recording:
-        summaries = _of_recording(args.recording)
-        over = {summary.name for summary in summaries}
-    else:
-        url = url_of(args)
-        summaries, over = _live(url, args.job)
-        if not args.json and not args.checklist:
-            firing = get(url, "/api/v1/alerts?state=firing", "perfd.alerts/1")["alerts"]
+    if not args.json and not args.checklist:
+        firing = get(url, "/api/v1/alerts?state=firing", api_schemas.ALERTS)["alerts"]
+    _print(args, summaries, over, firing)
+    return 0
+
+
+def _print(
+    args: argparse.Namespace, summaries: Sequence[JobSummary], over: set[str], firing: Sequence[Alert]
+) -> None:
     if args.json:
         print(json.dumps(document(summaries, checklist=args.checklist)))
-    else:
-        blocks = (
-            checklist_in_words(summaries)
-            if args.checklist
-            else findings_in_words(summaries, over=over, firing=firing)
-        )
-        print(fitted("\n".join(blocks), sys.stdout), end="")
-    return 0
+        return
+    blocks = (
+        checklist_in_words(summaries)
+        if args.checklist
+        else findings_in_words(summaries, over=over, firing=firing)
+    )
+    print(fitted("\n".join(blocks), sys.stdout), end="")
 
 
 def document(summaries: Sequence[JobSummary], *, checklist: bool = False) -> Mapping[str, Any]:
@@ -127,6 +142,6 @@ def _live(url: str, job: str | None) -> tuple[list[JobSummary], set[str]]:
     known = get_jobs(url, short=True)
     running = {entry["name"] for entry in known if not entry["ended"]}
     names = [job] if job else [entry["name"] for entry in known]
-    documents = [get(url, f"/api/v1/jobs/{quote(name, safe='')}", "perfd.summary/2") for name in names]
+    documents = [get(url, f"/api/v1/jobs/{quote(name, safe='')}", SUMMARY_SCHEMA) for name in names]
     summaries = [summary for document in documents for summary in from_json(document)]
     return summaries, {summary.name for summary in summaries} - running

@@ -11,11 +11,12 @@ from urllib.parse import urlencode
 
 from rich.text import Text
 
-from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.aggregator_client import add_aggregator, get, reads_answers, url_of
 from perfd.cli.terminal import Terminal
 from perfd.cli.terminal_table import TerminalTable
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, percent
+from perfd.model import api_schemas
 
 EXIT_CODES = "Exits with 0, with 1 when --suspects finds one, and with 2 when the aggregator cannot be asked."
 
@@ -34,12 +35,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the answer, schema perfd.nodes/1")
 
 
+@reads_answers
 def run(args: argparse.Namespace) -> int:
     """Print the nodes of an aggregator, the most suspect first."""
     query = {"all": "1"} if args.all else {}
     if args.node is not None:
         query["node"] = args.node
-    document = get(url_of(args), f"/api/v1/nodes?{urlencode(query)}", "perfd.nodes/1")
+    document = get(url_of(args), f"/api/v1/nodes?{urlencode(query)}", api_schemas.NODES)
     nodes = [node for node in document["nodes"] if _wanted(node, args)]
     if args.node is not None and not document["nodes"]:
         raise PerfdError(f"Nothing is known of a node {args.node!r}; `perfd nodes --all` lists all.")

@@ -10,7 +10,8 @@ from typing import Any
 from urllib.parse import quote
 
 from perfd.aggregator.web_api import SavedRun
-from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.analysis.diagnosis import SCHEMA as SUMMARY_SCHEMA
+from perfd.cli.aggregator_client import add_aggregator, get, reads_answers, url_of
 from perfd.cli.commands.serving import add_theory_arguments
 from perfd.cli.named_runs import summary_or_path
 from perfd.cli.recording_playback import play
@@ -18,6 +19,7 @@ from perfd.cli.serving.serving_report import serving_report
 from perfd.cli.traces import trace_reading
 from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
+from perfd.model import api_schemas
 from perfd.recording.recording_format import find_recording, names_recording
 from perfd.report.comparison import jobs_of, one_job, read_summary
 from perfd.report.render.markdown import to_markdown
@@ -94,6 +96,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+@reads_answers
 def _of_aggregator(args: argparse.Namespace) -> Report:
     if not args.job:
         raise PerfdError("Name the file of a summary or trace, or a job of the aggregator with --job.")
@@ -101,7 +104,7 @@ def _of_aggregator(args: argparse.Namespace) -> Report:
     path = f"/api/v1/jobs/{quote(args.job, safe='')}"
     if args.since is not None:
         path += f"?since={args.since.timestamp()!r}"
-    job = one_job(jobs_of(get(name, path, "perfd.summary/2"), name), args.job, name)
+    job = one_job(jobs_of(get(name, path, SUMMARY_SCHEMA), name), args.job, name)
     if args.since is not None:
         name += f" since {args.since:%Y-%m-%d %H:%M:%S} UTC"
     series = None if args.since else _series(name, args.job)
@@ -112,7 +115,7 @@ def _series(aggregator: str, job: str) -> dict[str, Any] | None:
     """The job's steps; None if the aggregator has none."""
     try:
         return get(
-            aggregator, f"/api/v1/jobs/{quote(job, safe='')}/series?points={CHART_POINTS}", "perfd.series/1"
+            aggregator, f"/api/v1/jobs/{quote(job, safe='')}/series?points={CHART_POINTS}", api_schemas.SERIES
         )
     except PerfdError:
         return None

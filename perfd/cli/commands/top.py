@@ -12,7 +12,7 @@ from rich.console import ConsoleDimensions, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.aggregator_client import add_aggregator, get, reads_answers, url_of
 from perfd.cli.arguments import positive
 from perfd.cli.tables.status_tables import Json
 from perfd.cli.terminal import Terminal
@@ -33,6 +33,7 @@ from perfd.cli.top import (
     server_screen,
 )
 from perfd.errors import PerfdError
+from perfd.model import api_schemas
 
 _HINT = "up/down choose  enter open  h jobs  s serving  ? keys  q leave"
 _HINT_JOBS = "up/down choose  enter open  < > sort  / find  s serving  ? keys  q leave"
@@ -52,6 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Keys: " + "; ".join(f"{key}: {says}" for key, says in KEYS) + "."
 
 
+@reads_answers
 def run(args: argparse.Namespace) -> int:
     """Show the jobs of an aggregator until `q` or Ctrl-C."""
     url = url_of(args)
@@ -108,23 +110,25 @@ def _first(url: str) -> _Answers:
 def _ask(url: str, place: ScreenPosition) -> _Answers:
     at = time.strftime("%H:%M:%S")
     if place.screen is Screen.SERVERS:
-        return _Answers(place=place, at=at, servers=get(url, "/api/v1/servers", "perfd.servers/2")["servers"])
+        return _Answers(
+            place=place, at=at, servers=get(url, "/api/v1/servers", api_schemas.SERVERS)["servers"]
+        )
     if place.screen is Screen.JOB and place.job is not None:
         asked = quote(place.job, safe="")
-        jobs = get(url, f"/api/v1/jobs?short=1&job={asked}", "perfd.jobs/2")["jobs"]
+        jobs = get(url, f"/api/v1/jobs?short=1&job={asked}", api_schemas.JOBS)["jobs"]
         if not jobs:
             return _Answers(place=place, at=at)
         return _Answers(
             place=place,
             at=at,
             job=jobs[0],
-            alerts=get(url, f"/api/v1/alerts?job={asked}", "perfd.alerts/1")["alerts"],
-            ranks=_known(url, f"/api/v1/jobs/{asked}/ranks", "perfd.ranks/1"),
-            series=_known(url, f"/api/v1/jobs/{asked}/series?points={_POINTS}", "perfd.series/1"),
+            alerts=get(url, f"/api/v1/alerts?job={asked}", api_schemas.ALERTS)["alerts"],
+            ranks=_known(url, f"/api/v1/jobs/{asked}/ranks", api_schemas.RANKS),
+            series=_known(url, f"/api/v1/jobs/{asked}/series?points={_POINTS}", api_schemas.SERIES),
         )
     query = {"limit": _MOST_JOBS, "trend": 1, "sort": place.sort, "down": int(place.down), "q": place.words}
     asked = urlencode({name: value for name, value in query.items() if value})
-    fleet = get(url, f"/api/v1/fleet?{asked}", "perfd.fleet/2")
+    fleet = get(url, f"/api/v1/fleet?{asked}", api_schemas.FLEET)
     return _Answers(place=place, at=at, fleet=fleet)
 
 

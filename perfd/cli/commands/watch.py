@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from difflib import get_close_matches
 
-from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.aggregator_client import add_aggregator, get, reads_answers, url_of
 from perfd.cli.arguments import positive
 from perfd.cli.tables.status_tables import Json, ending
 from perfd.errors import PerfdError
 from perfd.formatting import count, duration, percent
+from perfd.model import api_schemas
 
 _SILENT_S = 30.0
 """A job that no agent reports for so long is shown as silent; its numbers are old."""
@@ -33,11 +34,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="print one line and exit, as for tmux")
 
 
+@reads_answers
 def run(args: argparse.Namespace) -> int:
     """Print a line about a job each interval until it ends, for CI logs; or one line, for tmux."""
     url = url_of(args)
     return watch(
-        lambda: job_row(get(url, "/api/v1/fleet", "perfd.fleet/2")["jobs"], args.job),
+        lambda: job_row(get(url, "/api/v1/fleet", api_schemas.FLEET)["jobs"], args.job),
         time.sleep,
         interval_s=args.interval,
         once=args.once,

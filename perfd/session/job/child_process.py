@@ -145,7 +145,7 @@ class ChildProcess:
         return exit_code(self._process.returncode)
 
     def _announce_size(self, received: signal.struct_siginfo) -> None:
-        # The terminal told the job before `on_resize` ran, or not at all: it may have read the old size.
+        # The terminal signals the job before `on_resize` runs, or not at all: it may have read the old size.
         if received.si_code == _SI_KERNEL and not self._launcher:
             _send(os.killpg, self.pid if self._own_group else os.getpgrp(), signal.SIGWINCH)
 
