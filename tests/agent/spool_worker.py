@@ -64,10 +64,20 @@ def fill_a_full_disk(directory: Path) -> None:
 def start_on_a_full_disk(directory: Path) -> None:
     """Open a spool where no file may grow; prints what still works."""
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(message)s", level=logging.INFO)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     spool = Spool(directory, max_bytes=1 << 30)
     spool.append(payload, records=1)
-    sys.stdout.write(json.dumps({"readable": [batch.sequence for batch in spool.read_after(0, limit=9)]}))
+    full = spool.stats().writable
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    for _ in range(9):
+        spool.append(payload, records=1)
+    found = {
+        "agent_id": spool.agent_id,
+        "writable": [full, spool.stats().writable],
+        "readable": [batch.sequence for batch in spool.read_after(0, limit=99)],
+    }
+    sys.stdout.write(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from agent import spool_worker
 
 from perfd.agent.spool.spool import Spool
+from perfd.agent.spool.spool_file import FILE_NAME, SpoolFile
 
 
 def child(scenario: str, directory: Path) -> tuple[dict[str, Any], str]:
@@ -73,7 +75,33 @@ def test_what_was_kept_in_memory_is_on_disk_once_there_is_room(tmp_path: Path) -
     spool.close()
 
 
-def test_an_agent_starts_on_a_full_disk_and_streams_from_memory(tmp_path: Path) -> None:
+def test_an_agent_starts_on_a_full_disk_and_its_spool_moves_there_once_there_is_room(tmp_path: Path) -> None:
     found, log = child("start_on_a_full_disk", tmp_path)
-    assert found == {"readable": [1]}
-    assert log.splitlines()[0].startswith("ERROR The spool's disk is full")
+    assert found["writable"] == [False, True]
+    assert found["readable"] == list(range(1, 11))
+    assert [line.split(".")[0] for line in log.splitlines()] == [
+        "ERROR The spool's disk is full: batches stay in memory, and a restart loses them",
+        "INFO The spool is on disk again",
+    ]
+    # The agent did not close it, as after a kill.
+    spool = Spool(tmp_path, max_bytes=1 << 30)
+    assert spool.agent_id == found["agent_id"]
+    assert [batch.sequence for batch in spool.read_after(0, limit=99)] == found["readable"]
+    spool.close()
+
+
+def test_batches_of_an_earlier_life_stay_where_they_are_while_the_spool_is_in_memory(tmp_path: Path) -> None:
+    earlier = Spool(tmp_path, max_bytes=1 << 30)
+    earlier.append(spool_worker.payload, records=1)
+    earlier.close()
+    file = SpoolFile(
+        path=str(tmp_path / FILE_NAME), database=sqlite3.connect(":memory:"), lock=None, in_memory=True
+    )
+
+    assert not file.move_to_disk()
+    file.close()
+
+    spool = Spool(tmp_path, max_bytes=1 << 30)
+    assert spool.agent_id == earlier.agent_id
+    assert [batch.sequence for batch in spool.read_after(0, limit=9)] == [1]
+    spool.close()

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_MEMORY_BYTES = 4 * 1024 * 1024
 """Bytes of the newest batches kept in memory while the disk is full."""
+_BATCHES_IN_MEMORY = 10
+"""After each so many, a spool that was opened on a full disk looks for room. Chosen."""
 _ALL = -1
 """As a limit, to SQLite too."""
 
@@ -65,6 +67,7 @@ class Spool:
 
     def __init__(self, directory: Path, *, max_bytes: int, machine: str | None = None) -> None:
         self._file = open_file(directory)
+        self._disk_bytes = max_bytes
         self._max_bytes = min(max_bytes, MAX_MEMORY_BYTES) if self._file.in_memory else max_bytes
         self._database = self._file.database
         self._lock = threading.Lock()
@@ -210,7 +213,7 @@ class Spool:
                 payload_bytes=self._bytes + sum(len(batch.payload) for batch in self._unwritten),
                 dropped_batches=self._dropped_batches,
                 dropped_records=self._dropped_records,
-                writable=self._writable,
+                writable=self._writable and not self._file.in_memory,
             )
 
     def close(self) -> None:
@@ -323,7 +326,14 @@ class Spool:
         # The stored count itself may be damaged; no record has less than a byte.
         self._dropped_records += min(max(batch.records, 0), len(batch.payload))
 
+    def _leave_memory(self) -> None:
+        if self._last_sequence % _BATCHES_IN_MEMORY == 0 and self._file.move_to_disk():
+            self._database, self._max_bytes = self._file.database, self._disk_bytes
+            log.info("The spool is on disk again.", extra={"path": self._file.path})
+
     def _write(self) -> None:
+        if self._file.in_memory:
+            self._leave_memory()
         new_bytes = sum(len(batch.payload) for batch in self._unwritten)
         try:
             with self._transaction():

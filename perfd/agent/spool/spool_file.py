@@ -36,6 +36,34 @@ class SpoolFile:
     database: sqlite3.Connection
     lock: ProcessLock | None
     in_memory: bool = False
+    movable: bool = True
+    """Whether a spool in memory may move to its file once there is room."""
+
+    def move_to_disk(self) -> bool:
+        """Move a spool from memory to its file; False while that cannot be.
+
+        A file with batches stays as it is, for the agent's next start: they have another identity.
+        """
+        path = Path(self.path)
+        if not self.movable:
+            return False
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.lock = self.lock or _lock(path.parent)
+            disk = _open_or_set_aside(path)
+        except (OSError, sqlite3.Error, SpoolError):
+            return False
+        try:
+            if disk.execute("SELECT count(*) FROM batch").fetchone() == (0,):
+                self.database.backup(disk)
+                self.database, disk, self.in_memory = disk, self.database, False
+            else:
+                self.movable = False
+        except sqlite3.Error:
+            return False
+        finally:
+            disk.close()
+        return not self.in_memory
 
     def close(self) -> None:
         """Close the file and release the lock; may be called twice."""
