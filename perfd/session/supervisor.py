@@ -166,7 +166,8 @@ class _Session:
             self._feed.close(SUMMARY_LIMIT_S)
             if self._monitor is None or self._monitor.wait(SUMMARY_LIMIT_S) != 0:
                 self._say(_NO_MONITOR.format(log=self._log))
-        except _Interrupted as error:
+        except (_Interrupted, OSError) as error:
+            # The exit code is the job's, whatever fails here.
             self._give_up(f"perfd: no summary: {error}.")
         except subprocess.TimeoutExpired:
             self._give_up(_LATE_MONITOR.format(limit=SUMMARY_LIMIT_S, log=self._log))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from agent import spool_worker
 
 from perfd.agent.spool.spool import Spool
 from perfd.agent.spool.spool_file import FILE_NAME, SpoolFile
+from perfd.errors import SpoolError
 
 
 def child(scenario: str, directory: Path) -> tuple[dict[str, Any], str]:
@@ -81,7 +83,7 @@ def test_an_agent_starts_on_a_full_disk_and_its_spool_moves_there_once_there_is_
     assert found["readable"] == list(range(1, 11))
     assert [line.split(".")[0] for line in log.splitlines()] == [
         "ERROR The spool's disk is full: batches stay in memory, and a restart loses them",
-        "INFO The spool is on disk again",
+        "WARNING The spool is on disk again: its disk was full, or its file removed",
     ]
     # The agent did not close it, as after a kill.
     spool = Spool(tmp_path, max_bytes=1 << 30)
@@ -98,10 +100,35 @@ def test_batches_of_an_earlier_life_stay_where_they_are_while_the_spool_is_in_me
         path=str(tmp_path / FILE_NAME), database=sqlite3.connect(":memory:"), lock=None, in_memory=True
     )
 
-    assert not file.move_to_disk()
+    assert not file.settle()
     file.close()
 
     spool = Spool(tmp_path, max_bytes=1 << 30)
     assert spool.agent_id == earlier.agent_id
     assert [batch.sequence for batch in spool.read_after(0, limit=9)] == [1]
     spool.close()
+
+
+@pytest.mark.parametrize("whole_folder", [True, False])
+def test_a_spool_that_is_removed_is_written_again(
+    whole_folder: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "spool"
+    spool = Spool(folder, max_bytes=1 << 30)
+    for number in range(1, 21):
+        if number == 8 and whole_folder:
+            shutil.rmtree(folder)
+        elif number == 8:
+            (folder / FILE_NAME).unlink()
+        spool.append(spool_worker.payload, records=1)
+    assert [record.getMessage() for record in caplog.records] == [
+        "The spool is on disk again: its disk was full, or its file removed."
+    ]
+    with pytest.raises(SpoolError, match="Another agent"):
+        Spool(folder, max_bytes=1 << 30)
+    spool.close()
+
+    found = Spool(folder, max_bytes=1 << 30)
+    assert found.agent_id == spool.agent_id
+    assert [batch.sequence for batch in found.read_after(0, limit=99)] == list(range(1, 21))
+    found.close()

@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import sqlite3
 import threading
 import time
@@ -333,6 +334,30 @@ def test_a_damaged_column_name_costs_no_row(path):
             agent.send(step(7, job="new"))
         assert {"llm", "new"} <= set(running.jobs())
     assert path.with_name(path.name + ".damaged").exists()
+
+
+@pytest.mark.parametrize("whole_folder", [True, False])
+def test_a_history_that_is_removed_is_written_again(whole_folder, path, caplog):
+    history = opened(path)
+    write(history, *step_rows(1))
+    if whole_folder:
+        shutil.rmtree(path.parent)
+    else:
+        path.unlink()
+
+    write(history, *step_rows(2))
+    write(history, *step_rows(3))
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "The history file was removed: it is written again."
+    ]
+    with pytest.raises(PerfdError, match="Another aggregator"):
+        opened(path)
+    assert [line["step"] for line in history.steps("llm", first_step=0, limit=9)] == [1, 2, 3]
+    history.close()
+    with contextlib.closing(sqlite3.connect(path)) as rows:
+        assert rows.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert rows.execute("SELECT step FROM steps ORDER BY step").fetchall() == [(1,), (2,), (3,)]
 
 
 def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_files):

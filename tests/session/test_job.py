@@ -417,6 +417,19 @@ def test_standard_output_on_a_terminal_and_errors_in_a_file_stay_apart(terminal,
     assert log.read_bytes() == b"err 0"
 
 
+def test_an_error_after_the_end_of_the_job_does_not_change_its_exit_code():
+    failing = (
+        "from perfd.session.channel import MonitorChannel\n"
+        "def fail(*_):\n    raise OSError(22, 'Invalid argument')\n"
+        f"MonitorChannel.close = fail\n{RUN}"
+    )
+    words = [sys.executable, "-c", failing, SWALLOW, "command", *python("raise SystemExit(3)")]
+
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+    assert (done.returncode, done.stderr) == (3, b"perfd: no summary: [Errno 22] Invalid argument.\n")
+
+
 def test_a_monitor_that_does_not_end_is_given_up_with_a_sentence():
     hurried = f"import perfd.session.supervisor\nperfd.session.supervisor.SUMMARY_LIMIT_S = 0.1\n{RUN}"
     hanging = f"import signal; {SWALLOW}; signal.pause()"

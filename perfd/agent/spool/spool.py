@@ -22,8 +22,8 @@ log = logging.getLogger(__name__)
 
 MAX_MEMORY_BYTES = 4 * 1024 * 1024
 """Bytes of the newest batches kept in memory while the disk is full."""
-_BATCHES_IN_MEMORY = 10
-"""After each so many, a spool that was opened on a full disk looks for room. Chosen."""
+_BATCHES_BETWEEN_LOOKS = 10
+"""After each so many, it is checked that the spool is in its file. Chosen."""
 _ALL = -1
 """As a limit, to SQLite too."""
 
@@ -326,14 +326,9 @@ class Spool:
         # The stored count itself may be damaged; no record has less than a byte.
         self._dropped_records += min(max(batch.records, 0), len(batch.payload))
 
-    def _leave_memory(self) -> None:
-        if self._last_sequence % _BATCHES_IN_MEMORY == 0 and self._file.move_to_disk():
-            self._database, self._max_bytes = self._file.database, self._disk_bytes
-            log.info("The spool is on disk again.", extra={"path": self._file.path})
-
     def _write(self) -> None:
-        if self._file.in_memory:
-            self._leave_memory()
+        if self._last_sequence % _BATCHES_BETWEEN_LOOKS == 0 and self._file.settle():
+            self._database, self._max_bytes = self._file.database, self._disk_bytes
         new_bytes = sum(len(batch.payload) for batch in self._unwritten)
         try:
             with self._transaction():

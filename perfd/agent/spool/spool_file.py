@@ -37,33 +37,48 @@ class SpoolFile:
     lock: ProcessLock | None
     in_memory: bool = False
     movable: bool = True
-    """Whether a spool in memory may move to its file once there is room."""
+    """False once another spool was found at the path."""
 
-    def move_to_disk(self) -> bool:
-        """Move a spool from memory to its file; False while that cannot be.
+    def settle(self) -> bool:
+        """Write a spool that is in memory, or whose file was removed, to its file; True when that was done.
 
         A file with batches stays as it is, for the agent's next start: they have another identity.
         """
         path = Path(self.path)
-        if not self.movable:
+        if not self.movable or not (self.in_memory or _is_gone(path)):
             return False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self.lock = self.lock or _lock(path.parent)
+            self._lock_again(path.parent)
+            if not self.in_memory:
+                # What a part that is still there says would be read into the new file.
+                _remove_beside(path)
             disk = _open_or_set_aside(path)
         except (OSError, sqlite3.Error, SpoolError):
             return False
         try:
-            if disk.execute("SELECT count(*) FROM batch").fetchone() == (0,):
+            self.movable = disk.execute("SELECT count(*) FROM batch").fetchone() == (0,)
+            if self.movable:
                 self.database.backup(disk)
-                self.database, disk, self.in_memory = disk, self.database, False
-            else:
-                self.movable = False
+                self.database, disk = disk, self.database
         except sqlite3.Error:
             return False
         finally:
             disk.close()
-        return not self.in_memory
+        if self.movable:
+            self.in_memory = False
+            log.warning(
+                "The spool is on disk again: its disk was full, or its file removed.",
+                extra={"path": self.path},
+            )
+        return self.movable
+
+    def _lock_again(self, directory: Path) -> None:
+        """Hold the lock in the folder as it is now; raises `OSError` and `SpoolError`."""
+        if self.lock is None or not (directory / _LOCK_NAME).exists():
+            before, self.lock = self.lock, _lock(directory)
+            if before is not None:
+                before.close()
 
     def close(self) -> None:
         """Close the file and release the lock; may be called twice."""
@@ -103,6 +118,17 @@ def open_file(directory: Path) -> SpoolFile:
         raise
 
 
+def _is_gone(path: Path) -> bool:
+    """False if that cannot be known."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def _lock(directory: Path) -> ProcessLock:
     try:
         return ProcessLock(directory / _LOCK_NAME)
@@ -126,9 +152,13 @@ def _open_or_set_aside(path: Path) -> sqlite3.Connection:
             extra={"path": str(path), "set_aside_as": str(damaged), "reason": str(error)},
         )
         path.replace(damaged)
-        for suffix in ("-wal", "-shm"):
-            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        _remove_beside(path)
         return _connect(str(path))
+
+
+def _remove_beside(path: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _connect(path: str) -> sqlite3.Connection:

@@ -21,8 +21,10 @@ from perfd.aggregator.history.sqlite.history_file import (
     Loss,
     is_damage,
     is_disk_trouble,
+    is_gone,
     may_pass,
     open_history,
+    remove_beside,
     set_aside,
 )
 from perfd.aggregator.history.sqlite.sqlite_tables import EXPIRED, NEWEST_STEPS, WRITES
@@ -95,6 +97,8 @@ class SqliteDatabase:
         return reached_unix_s
 
     def write(self, statements: Sequence[Statement]) -> None:
+        if self._file is not None and is_gone(self._path):
+            self._write_back(self._file)
         connection = self._connection()
         try:
             connection.execute("BEGIN")
@@ -158,6 +162,21 @@ class SqliteDatabase:
         if file is not None:
             with contextlib.suppress(sqlite3.Error):
                 file.close()
+
+    def _write_back(self, removed: HistoryFile) -> None:
+        """Write the open file to its path again, from which it was removed."""
+        self._file = None
+        removed.lock.close()
+        try:
+            # What a part of it that is still there says would be read into the new file.
+            with self._errors():
+                remove_beside(self._path)
+            self.open()
+            with self._errors():
+                removed.connection.backup(self._connection())
+        finally:
+            removed.close()
+        log.warning("The history file was removed: it is written again.", extra={"path": self.place})
 
     def _count(self, loss: Loss) -> None:
         self.lost_rows += sum(loss.lost_rows.values())
