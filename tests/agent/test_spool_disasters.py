@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import random
 import shutil
 import sqlite3
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 from agent import spool_worker
 
+from perfd.agent.spool import spool_file
 from perfd.agent.spool.spool import Spool
 from perfd.agent.spool.spool_file import FILE_NAME, SpoolFile
 from perfd.errors import SpoolError
@@ -82,7 +85,7 @@ def test_an_agent_starts_on_a_full_disk_and_its_spool_moves_there_once_there_is_
     assert found["writable"] == [False, True]
     assert found["readable"] == list(range(1, 11))
     assert [line.split(".")[0] for line in log.splitlines()] == [
-        "ERROR The spool's disk is full: batches stay in memory, and a restart loses them",
+        "ERROR The spool's disk is full or read-only: batches stay in memory, and a restart loses them",
         "WARNING The spool is on disk again: its disk was full, or its file removed",
     ]
     # The agent did not close it, as after a kill.
@@ -132,3 +135,20 @@ def test_a_spool_that_is_removed_is_written_again(
     assert found.agent_id == spool.agent_id
     assert [batch.sequence for batch in found.read_after(0, limit=99)] == list(range(1, 21))
     found.close()
+
+
+def test_an_agent_starts_in_memory_where_the_disk_of_its_spool_became_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_only(_: Path) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    Spool(tmp_path, max_bytes=1 << 30).close()
+    monkeypatch.setattr(spool_file, "ProcessLock", read_only)
+    spool = Spool(tmp_path, max_bytes=1 << 30)
+    spool.append(spool_worker.payload, records=1)
+    assert not spool.stats().writable
+    assert [batch.sequence for batch in spool.read_after(0, limit=9)] == [1]
+    spool.close()
+    with pytest.raises(SpoolError, match="Read-only file system"):
+        Spool(tmp_path / "none", max_bytes=1 << 30)

@@ -336,6 +336,19 @@ def test_a_damaged_column_name_costs_no_row(path):
     assert path.with_name(path.name + ".damaged").exists()
 
 
+def test_an_error_that_nobody_expected_is_reported_and_the_rows_are_written_later(path, monkeypatch):
+    history = opened(path, retry_s=0.02)
+    with monkeypatch.context() as broken:
+        broken.setattr(SqliteDatabase, "write", lambda *_: {}["steps"])
+        stored = threading.Event()
+        history.submit(step_rows(1), stored.set)
+        until(lambda: not history.healthy)
+        assert history.problem == "History cannot be written: KeyError: 'steps'"
+    assert stored.wait(20)
+    assert history.healthy
+    history.close()
+
+
 @pytest.mark.parametrize("whole_folder", [True, False])
 def test_a_history_that_is_removed_is_written_again(whole_folder, path, caplog):
     history = opened(path)

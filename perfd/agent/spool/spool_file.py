@@ -90,8 +90,8 @@ class SpoolFile:
 def open_file(directory: Path) -> SpoolFile:
     """The spool in `directory`, created if missing; raises `SpoolError`.
 
-    A damaged file is moved aside and a new identity begins. If the disk is full the
-    spool is in memory, so that an agent can still start and stream.
+    A damaged file is moved aside and a new identity begins. If the disk is full, or the kernel made the disk
+    of an existing spool read-only, the spool is in memory, so that an agent can still start and stream.
     """
     path = directory / FILE_NAME
     lock = None
@@ -100,7 +100,7 @@ def open_file(directory: Path) -> SpoolFile:
         lock = _lock(directory)
         return SpoolFile(path=str(path), database=_open_or_set_aside(path), lock=lock)
     except (OSError, sqlite3.Error) as error:
-        if not _is_no_room(error):
+        if not (_is_no_room(error) or (_is_read_only(error) and path.exists())):
             if lock is not None:
                 lock.close()
             raise SpoolError(
@@ -108,7 +108,8 @@ def open_file(directory: Path) -> SpoolFile:
                 "Set spool.directory to a folder that this user can write."
             ) from error
         log.error(  # noqa: TRY400  (the operator must make room; where it was raised does not help)
-            "The spool's disk is full: batches stay in memory, and a restart loses them. Free disk space.",
+            "The spool's disk is full or read-only: batches stay in memory, and a restart loses them. Free "
+            "disk space, or repair the disk.",
             extra={"path": str(path), "reason": reason_of(error)},
         )
         return SpoolFile(path=str(path), database=_connect(":memory:"), lock=lock, in_memory=True)
@@ -243,6 +244,10 @@ def _is_no_room(error: OSError | sqlite3.Error) -> bool:
     if isinstance(error, OSError):
         return error.errno in _NO_ROOM_ERRNOS
     return _primary_code(error) in _NO_ROOM_CODES
+
+
+def _is_read_only(error: OSError | sqlite3.Error) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EROFS
 
 
 def _primary_code(error: sqlite3.Error) -> int:

@@ -317,6 +317,15 @@ class HistoryStore(HistoryReader):
             # After such an error a database may refuse to write until it is opened again.
             self._database.close()
             return False
+        except Exception as error:
+            # A thread that ends would leave everything unwritten, and say nothing.
+            if self.healthy:
+                log.exception(
+                    "An unexpected error in writing history.", extra={"history": self._database.place}
+                )
+            self._report(HistoryUnavailableError(f"{type(error).__name__}: {error}"))
+            self._database.close()
+            return False
         else:
             self._committed_s = monotonic()
             self.written_rows += sum(len(group.statements) for group in groups)
