@@ -373,7 +373,7 @@ def test_a_history_that_is_removed_is_written_again(whole_folder, path, caplog):
         assert rows.execute("SELECT step FROM steps ORDER BY step").fetchall() == [(1,), (2,), (3,)]
 
 
-def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_files):
+def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_files, caplog):
     path = tmp_path / "h.sqlite"
     small_files(0)
     with aggregator(history=HistoryConfig(path=str(path)), http_listen="127.0.0.1:0") as running:
@@ -388,6 +388,8 @@ def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_f
             with urllib.request.urlopen(f"http://{running.http_address}/api/v1/status") as answer:
                 problem = json.load(answer)["history_problem"]
             assert problem.startswith("History cannot be written: ")
+            said = [record.getMessage() for record in caplog.records]
+            assert said.count("The history cannot be read: the start goes on without it.") == 1
             small_files(resource.RLIM_INFINITY)
             agent.wait_stored(1)
         assert [line["step"] for line in running.steps("llm", 0, 9)] == [1]

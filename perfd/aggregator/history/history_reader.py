@@ -102,6 +102,7 @@ class HistoryReader:
         self._database = database
         self.damaged_rows = 0
         """Rows that were left out because they cannot be read."""
+        self._start_lacks_rows = False
 
     @property
     def lost_rows(self) -> int:
@@ -296,6 +297,10 @@ class HistoryReader:
         except (HistoryDamagedError, HistoryUnavailableError) as error:
             if self._database.required_at_start:
                 raise PerfdError(f"The history at {self._database.place} cannot be read: {error}") from error
+            if self._start_lacks_rows:
+                # It asks for many things, and one disk fails them all.
+                return []
+            self._start_lacks_rows = True
             log.error(  # noqa: TRY400  (where it was raised says nothing that the error does not)
                 "The history cannot be read: the start goes on without it.",
                 extra={"history": self._database.place, "error": str(error)},
