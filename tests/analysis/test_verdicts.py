@@ -13,7 +13,8 @@ from perfd.analysis.collectives.slow_links import Reference
 from perfd.analysis.data.job_data import GpuKey, GpuTable, LaunchTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Culprit, Finding, Kind
-from perfd.analysis.hang.hang_detection import hang, longest_pause_s
+from perfd.analysis.hang.hang_detection import hang
+from perfd.analysis.hang.silence import longest_pause_s
 from perfd.gpu_peaks import load_peaks
 from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
 from perfd.thresholds import THRESHOLDS

@@ -1,38 +1,29 @@
 """A job that hangs: how that looks from outside, and which rank did not come.
 
-A log is silent while a job saves a checkpoint, too, and all ranks wait for the one that writes. So silence
-counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
-a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
-counters of NCCL operations that stop, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
-flight recorder. While no host is read any more, nothing is known. And the rank for which they wait must do
-nothing: one that reads or writes files or computes, on its GPU or while that is idle on its host, works, such
-as the one that saves a checkpoint for all. A job without GPUs and NCCL has no such source: a quarter of an
-hour in which no rank is seen to work is enough there.
-Of a job that ended with an error the same is asked of the time after its newest step: watchdogs end jobs that
-hang, and so do people.
+Beside a silence that says something (`silence.py`), something else must show that the ranks wait: counters of
+NCCL operations that stop, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's flight recorder.
+While no host is read any more, nothing is known. And the rank for which they wait must do nothing: one that
+reads or writes files or computes, on its GPU or while that is idle on its host, works, such as the one that
+saves a checkpoint for all. A job without GPUs and NCCL has no such source: a quarter of an hour in which no
+rank is seen to work is enough there.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data.job_data import Floats, GpuTable, JobData, LaunchTable, NcclTimeTable, StepTable
+from perfd.analysis.data.job_data import Floats, GpuTable, JobData, LaunchTable, NcclTimeTable
 from perfd.analysis.data.robust_stats import mean
+from perfd.analysis.hang.silence import REPORT_S, longest_pause_s, patience_s, said_of_silence, silence_s
 from perfd.analysis.steps import stage_of_ranks
 from perfd.formatting import rank_names
 from perfd.model import CollectiveProgress, EventKind, GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
-_REPORT_S = 1.5
-"""Counters are read once a second, so they are known to stand for less long than the log is silent."""
-_OCCASIONS = frozenset({
-    EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
-})  # fmt: skip
 _NO_TENSOR = 0.01
 """Share of time: a GPU whose tensor cores are active for less computes nothing of the model. Chosen."""
 _TEN_SECONDS = 2
@@ -69,11 +60,8 @@ class _Clue:
 
 def hang(job: JobData) -> Hang | None:
     """A job that hangs, or hung until an error ended it, by at least two sources; None if not."""
-    silent_s = _silent_s(job) if job.ended_unix_s is None else _still_before_its_end_s(job)
-    patient_s = longest_pause_s(
-        job.steps, least_s=THRESHOLDS.hang_one_rank_silence_s if len(job.steps) else THRESHOLDS.hang_silence_s
-    )
-    if silent_s is None or silent_s < patient_s or silent_s < _excused_s(job) or _no_host_is_read(job):
+    silent_s = silence_s(job)
+    if silent_s is None or silent_s < patience_s(job) or _no_host_is_read(job):
         return None
     parallel = job.description.parallel if job.description else ParallelLayout()
     counters = _by_counters(job.nccl, parallel, silent_s)
@@ -102,7 +90,7 @@ def hang(job: JobData) -> Hang | None:
         silent_s=silent_s,
         culprits=() if unread else named,
         evidence=[
-            f"{_said(job, silent_s)}, longer than this job's earlier pauses.",
+            f"{said_of_silence(job, silent_s)}, longer than this job's earlier pauses.",
             *(clue.sentence for clue in clues),
             *_not_named(unread),
         ],
@@ -123,7 +111,7 @@ def _unexplained(job: JobData, silent_s: float) -> Hang | None:
         silent_s=silent_s,
         culprits=(),
         evidence=[
-            f"{_said(job, silent_s)}, longer than this job's earlier pauses.",
+            f"{said_of_silence(job, silent_s)}, longer than this job's earlier pauses.",
             f"{ranks}; nothing shows for whom they wait.",
         ],
         sources=0,
@@ -196,82 +184,6 @@ def _computing_ranks(gpu: GpuTable) -> Sequence[int]:
     return [rank for rank in busy if rank is not None]
 
 
-def _said(job: JobData, silent_s: float) -> str:
-    if job.ended_unix_s is not None:
-        code = _exit_code(job)
-        return f"The job ended with exit code {code} after {silent_s:.0f} s without a step"
-    if job.log_silent_s == silent_s:
-        return f"The log has been silent for {silent_s:.0f} s"
-    return f"Nothing has moved for {silent_s:.0f} s"
-
-
-def _exit_code(job: JobData) -> int | None:
-    """As a launcher reported it: an end by missing processes, or by the trainer's own line, has none."""
-    ends = (event for event in job.events if event.kind is EventKind.JOB_ENDED)
-    codes = [event.values["exit_code"] for event in ends if "exit_code" in event.values]
-    return int(codes[-1]) if codes and math.isfinite(codes[-1]) else None
-
-
-def _still_before_its_end_s(job: JobData) -> float | None:
-    """How long it made no step; None for a job that ended well, or whose end is unknown.
-
-    The log does not measure it: what ends a job also writes to the log. A trainer that reports that it is
-    done has ended, whatever comes after it.
-    """
-    if not _exit_code(job) or not len(job.steps):
-        return None
-    newest_s = float(job.steps.time_unix_s[-1])
-    ends = [event.time_unix_ns / 1e9 for event in job.events if event.kind is EventKind.JOB_ENDED]
-    return min((end_s - newest_s for end_s in ends if end_s >= newest_s), default=None)
-
-
-def longest_pause_s(steps: StepTable, *, least_s: float = THRESHOLDS.hang_silence_s) -> float:
-    """How long the job may be silent before that says something."""
-    pauses = np.diff(steps.time_unix_s)
-    pauses = pauses[np.isfinite(pauses)]
-    between_s = steps.step_time_s * steps.steps_covered
-    between_s = between_s[np.isfinite(between_s)]
-    if not len(between_s) or (steps.steps_covered == 0).any():
-        # By arrival a time is that of a stretch of lines. Lines that were read together are one sign of life.
-        between_s = pauses[pauses > 0]
-    usual_s = float(np.median(between_s)) if len(between_s) else 0.0
-    # The first line comes after start-up, so only pauses between lines count.
-    longest_s = float(pauses.max()) if len(pauses) else 0.0
-    return max(least_s, THRESHOLDS.hang_intervals * usual_s, THRESHOLDS.hang_pauses * longest_s)
-
-
-def _excused_s(job: JobData) -> float:
-    """How long the log may be silent if its newest line is not a step but makes steps wait."""
-    newest_s = float(job.steps.time_unix_s[-1]) if len(job.steps) else 0.0
-    since = [e for e in job.events if e.kind in _OCCASIONS and e.time_unix_ns / 1e9 >= newest_s]
-    if not since:
-        return 0.0
-    newest = max(since, key=lambda event: event.time_unix_ns)
-    if newest.kind is EventKind.EVALUATION:
-        before = any(e.kind is EventKind.EVALUATION and e.time_unix_ns / 1e9 < newest_s for e in job.events)
-        return 0.0 if before else THRESHOLDS.hang_first_evaluation_s
-    # A log with a line for the beginning has the other for the end, after which steps go on.
-    saved = newest.kind is EventKind.CHECKPOINT
-    reported = saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events)
-    return 0.0 if reported else THRESHOLDS.hang_checkpoint_s
-
-
-def _silent_s(job: JobData) -> float | None:
-    """Of the log and of NCCL: a log that prints rarely says nothing of a job whose ranks begin operations."""
-    times = job.nccl
-    moving = np.isfinite(times.operations)
-    if job.log_silent_s is not None:
-        # A job that has not made a step yet loads, compiles and connects.
-        still_s = float(times.still_s[moving].min()) + _REPORT_S if moving.any() else math.inf
-        return min(job.log_silent_s, still_s) if len(job.steps) else None
-    if not moving.any():
-        return None
-    silent_s = float(times.still_s[moving].min())
-    # A rank that has begun nothing at all may still be loading what the others have loaded.
-    starting = bool((times.operations == 0).any())
-    return None if starting and silent_s < THRESHOLDS.hang_certain_s else silent_s
-
-
 def _by_progress(
     progress: Sequence[CollectiveProgress], unreadable: Collection[int | None] = ()
 ) -> _Clue | None:
@@ -321,7 +233,7 @@ def _who(behind: Collection[int], unreported: Collection[int], unread: Collectio
 
 def _by_counters(times: NcclTimeTable, parallel: ParallelLayout, silent_s: float) -> _Clue | None:
     counted = times.rows(np.isfinite(times.operations))
-    least_s = min(silent_s, THRESHOLDS.hang_one_rank_silence_s) - _REPORT_S
+    least_s = min(silent_s, THRESHOLDS.hang_one_rank_silence_s) - REPORT_S
     if len(counted) < 2 or (counted.still_s < least_s).any():
         return None
     sentence = "No rank has begun an NCCL operation meanwhile (nccl plugin)"
@@ -384,7 +296,7 @@ def _of_silence(gpu: GpuTable, silent_s: float) -> NDArray[np.intp]:
 def _newest(gpu: GpuTable, seconds: float) -> NDArray[np.intp]:
     """Which readings are of so long, at most of ten seconds; the first may be of the time before, too."""
     newest_unix_s = gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0
-    return np.flatnonzero(gpu.time_unix_s >= newest_unix_s - min(seconds - _REPORT_S, 10.0))
+    return np.flatnonzero(gpu.time_unix_s >= newest_unix_s - min(seconds - REPORT_S, 10.0))
 
 
 def _running(gpu: GpuTable, rows: NDArray[np.intp]) -> Floats | None:
