@@ -14,8 +14,9 @@ from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable,
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.hang import hang
+from perfd.analysis.hang.silence import patience_s
 from perfd.analysis.steps import timed_by_arrival
-from perfd.model import GpuColumn
+from perfd.model import Event, EventKind, GpuColumn
 from perfd.thresholds import THRESHOLDS
 from tests.support.nccl_records import NcclTime
 
@@ -276,3 +277,31 @@ def test_a_job_without_gpus_and_nccl_hangs_after_a_quarter_of_an_hour_in_which_n
     assert hang(alone(least_s, asleep=asleep, io_bytes_per_s=(0.0, 0.0, 2e8, 0.0))) is None
     assert hang(replace(alone(least_s, asleep=asleep), longest_pause_s=least_s)) is None
     assert hang(replace(alone(least_s, asleep=asleep), ended_unix_s=3000.0)) is None
+
+
+def test_an_unknown_cause_of_a_job_that_stands_says_so() -> None:
+    def said(job: JobData) -> str:
+        found = summarise(job, AnalysisSettings()).bottleneck
+        assert found.kind is Kind.UNKNOWN
+        return found.evidence[0]
+
+    def alone(seconds: float) -> JobData:
+        return job_data(STEPS, log_silent_s=seconds)
+
+    least_s = patience_s(job_data(STEPS))
+    newest = int(STEPS.step[-1])
+    still = f"It has made no step since step {newest}, for longer than in its earlier pauses."
+    assert said(alone(least_s)) == still
+    assert said(alone(least_s - 0.1)) != still
+    begun = Event(
+        kind=EventKind.CHECKPOINT_STARTED, time_unix_ns=round(STEPS.time_unix_s[-1] * 1e9) + 1, message=""
+    )
+    assert said(replace(alone(least_s), events=(begun,))) != still
+    end_s = float(STEPS.time_unix_s[-1]) + 76.0
+    ended = Event(
+        kind=EventKind.JOB_ENDED, time_unix_ns=round(end_s * 1e9), message="", values={"exit_code": 1.0}
+    )
+    over = replace(alone(0.0), ended_unix_s=end_s, events=(ended,))
+    assert said(over) == (
+        "The job ended with exit code 1 after 76 s without a step, longer than its earlier pauses."
+    )

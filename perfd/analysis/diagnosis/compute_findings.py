@@ -124,6 +124,8 @@ def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -
         evidence=[*evidence, *(silent.evidence if silent else ())],
         advice=silent.advice if silent else todo,
     )
+    if facts.without_steps is not None:
+        return replace(found, evidence=(facts.without_steps, *found.evidence))
     return _since_longer(found, facts.longer_since)
 
 

@@ -18,7 +18,7 @@ from perfd.analysis.diagnosis.checklist import checklist
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.job_summary import GpuSummary, JobSummary, StepsSummary
 from perfd.analysis.findings import software_of
-from perfd.analysis.hang import hang, message_of, troubles
+from perfd.analysis.hang import hang, message_of, troubles, without_steps
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds, tensor_groups
 from perfd.analysis.steps import (
     ComputeChange,
@@ -216,6 +216,7 @@ def facts_of(
         cpu_wait_of_all=cpu_wait_of_all(job.host_waits),
         shared=shared_gpus(job),
         hang=hang(job),
+        without_steps=without_steps(job),
         capture=capture,
         silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
         transport_remarks=_transport_remarks(job),

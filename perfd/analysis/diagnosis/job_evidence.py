@@ -124,6 +124,8 @@ class JobEvidence:
     shared: SharedGpus = field(default_factory=SharedGpus)
     """What runs beside the job under its name, or on its GPUs."""
     hang: Hang | None = None
+    without_steps: str | None = None
+    """That the job makes no more steps, whether it hangs or not."""
     capture: CaptureEvidence | None = None
     """What the newest capture showed, which need not be of the job as it is now."""
     silent_gpu_ranks: Sequence[int] = ()

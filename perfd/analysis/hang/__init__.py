@@ -2,6 +2,7 @@
 
 from perfd.analysis.hang.error_events import ErrorSummary, message_of, troubles
 from perfd.analysis.hang.hang_detection import Hang, hang
+from perfd.analysis.hang.silence import without_steps
 
 __all__ = [
     "ErrorSummary",
@@ -9,4 +10,5 @@ __all__ = [
     "hang",
     "message_of",
     "troubles",
+    "without_steps",
 ]

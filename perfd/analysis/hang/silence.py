@@ -59,6 +59,16 @@ def said_of_silence(job: JobData, silent_s: float) -> str:
     return f"Nothing has moved for {silent_s:.0f} s"
 
 
+def without_steps(job: JobData) -> str | None:
+    """That a job makes no more steps, where that says something, as a sentence that stays true."""
+    still_s = silence_s(job)
+    if still_s is None or still_s < patience_s(job) or not len(job.steps):
+        return None
+    if job.ended_unix_s is not None:
+        return f"{said_of_silence(job, still_s)}, longer than its earlier pauses."
+    return f"It has made no step since step {int(job.steps.step[-1])}, for longer than in its earlier pauses."
+
+
 def _excused_s(job: JobData) -> float:
     """How long the log may be silent if its newest line is not a step but makes steps wait."""
     newest_s = float(job.steps.time_unix_s[-1]) if len(job.steps) else 0.0
