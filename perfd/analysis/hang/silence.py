@@ -29,7 +29,7 @@ def silence_s(job: JobData) -> float | None:
 
 
 def patience_s(job: JobData) -> float:
-    """How long a job may be silent before that says something: of one without a step NCCL alone is heard."""
+    """How long a job may be silent before that says something; of one without a step NCCL alone shows it."""
     known = THRESHOLDS.hang_one_rank_silence_s if len(job.steps) else THRESHOLDS.hang_silence_s
     return max(longest_pause_s(job.steps, least_s=known), _excused_s(job))
 
