@@ -49,6 +49,7 @@ class RecordingWriter:
         self._records: dict[str, BinaryIO] = {}
         self._sequence = 0
         self._written: Manifest | None = None
+        self._manifest_path = directory / MANIFEST_NAME
         try:
             directory.mkdir(parents=True, exist_ok=True)
             occupied = any(directory.iterdir())
@@ -87,12 +88,15 @@ class RecordingWriter:
     def close(self) -> None:
         """Write what is pending and free the files; legal twice."""
         with self._lock, _Writing(self._directory):
+            removed = self._written is not None and not self._manifest_path.exists()
             for log in self._logs.values():
                 log.close()
             for file in self._records.values():
                 file.close()
             self._logs.clear()
             self._records.clear()
+            if removed:
+                raise RecordingError(f"The recording {self._directory} was removed while it was written.")
             self._write_manifest()
 
     def _new_file(self, node: str, kind: str, name: str) -> Path:
@@ -109,7 +113,7 @@ class RecordingWriter:
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
         temporary = self._directory / f"{MANIFEST_NAME}.tmp"
         temporary.write_bytes(content)
-        temporary.replace(self._directory / MANIFEST_NAME)
+        temporary.replace(self._manifest_path)
         self._written = manifest
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from array import array
 from pathlib import Path
 
@@ -177,6 +178,15 @@ def test_a_recording_whose_writer_was_killed_can_be_opened(tmp_path):
     assert play(tmp_path / "rec/a/records.bin", 2 * SECOND, 1) == [[an_event(2 * SECOND)]]
     assert not list((tmp_path / "rec").glob("*.tmp"))
     writer.close()
+
+
+def test_a_recording_that_is_removed_while_it_is_written_is_missed_at_its_end(tmp_path):
+    writer = RecordingWriter(tmp_path / "rec", name="train", start_unix_ns=0)
+    writer.add_log("a", b"hello\n", 1 * SECOND)
+    shutil.rmtree(tmp_path / "rec")
+    writer.add_log("a", b"more\n", 2 * SECOND)
+    with pytest.raises(RecordingError, match="was removed while it was written"):
+        writer.close()
 
 
 def test_the_times_of_a_log_say_how_much_had_been_printed_when(tmp_path):
