@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from aggregator.support import START_S, aggregator, gpus, place
+from aggregator.support import START_S, aggregator, gpus, place, step
 from aggregator.test_job_end import ROUND_S, RULES, Fleet
 
 from perfd.clock import VirtualClock
@@ -80,3 +80,21 @@ def test_a_quiet_job_whose_gpus_wait_in_nccl_fires_as_before(fleet):
         fleet.works(agent, range(1, 9))
         goes_on(fleet, agent, 16)
         assert fleet.fired["PerfdJobHangs"] == "firing"
+
+
+def test_a_job_that_no_longer_steps_is_said_to_stand_though_nothing_else_is_news(fleet):
+    def said():
+        return list(fleet.status()["bottleneck"]["evidence"])
+
+    with fleet.agent() as agent:
+        for number in range(1, 21):
+            fleet.clock.advance(1.0)
+            now = step(number, time_s=fleet.now_s, step_time_s=1.0)
+            agent.send(now, fleet.log(), place(0, 0), sent_unix_ns=fleet.clock.unix_ns())
+            fleet.round()
+        still = "It has made no step since step 20, for longer than in its earlier pauses."
+        assert still not in said()
+        for _ in range(40):
+            fleet.clock.advance(1.0)
+            fleet.round()
+        assert said()[0] == still

@@ -18,6 +18,7 @@ from perfd.analysis.data.job_data import NO_NCCL_TIMES, Captured, Floats, GpuTab
 from perfd.analysis.data.robust_stats import known, median
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.model import NicColumn, RankPlacement, Scope
+from perfd.thresholds import THRESHOLDS
 
 _SEVERAL = 2
 """Only a node with so many jobs can have a GPU that jobs share."""
@@ -81,11 +82,11 @@ class JobNumbers:
 
 
 def state_key(fleet: Fleet, job: JobState, now_s: float) -> StateKey:
-    """Another one whenever what the analysis reads of a job has changed, and each minute of silence."""
+    """Another one whenever what the analysis reads of a job has changed, and again while it is silent."""
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
     samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
-    silent_minutes = int((job.log_silent_s(now_s) or 0.0) // 60)
-    return (id(job), job.version, samples, sum(node.version for node in nodes), silent_minutes)
+    silent = int((job.log_silent_s(now_s) or 0.0) // THRESHOLDS.hang_silence_s)
+    return (id(job), job.version, samples, sum(node.version for node in nodes), silent)
 
 
 def _without_samples(data: JobData) -> JobData:

@@ -133,6 +133,9 @@ def _since_longer(found: Finding, longer: StepsSince | None) -> Finding:
     """The unknown with what is known of it where steps became longer: since when, and what that costs."""
     if longer is None or longer.gain_ratio < THRESHOLDS.headline_ratio:
         return found
+    if longer.lasted_s < THRESHOLDS.verdict_hold_s:
+        # Steps of milliseconds vary from one second to the next.
+        return found
     change = (
         f"Steps take {duration(longer.since_s)} since step {longer.since_step},"
         f" {duration(longer.before_s)} before."

@@ -124,13 +124,14 @@ def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
     """Whether the job has made no step since a headline that blames no rank, nor is one blamed now.
 
     Blame is over after some seconds in any case: rows of operations may be that long. What has just begun may
-    be seen by GPUs and hosts before the log's next line, and a capture may show why.
+    be seen before the log's next line, a capture may show why, and of the unknown it is news that none comes.
     """
     stands = now.newest_step is not None and now.newest_step == prior.newest.newest_step
     # Samples of GPUs in a step are known a little later than the log's line of it.
     sampled = head.since_step is not None and now.unix_s - prior.newest.unix_s <= _GAP_S
     blames = head.kind in _AT_ONCE - (set() if sampled else {Kind.LATE_HOSTS}) or bool(head.culprits)
-    at_once = blames or _just_began(head, now)
+    unknown = prior.settled is not None and prior.settled.kind is head.kind is Kind.UNKNOWN
+    at_once = blames or unknown or _just_began(head, now)
     return stands and prior.blamed is None and not (at_once or _shows_why(head, prior.settled))
 
 

@@ -100,6 +100,11 @@ class StepsSince:
         """The share of a step that the job would gain if steps were as before."""
         return 1 - self.before_s / self.since_s
 
+    @property
+    def lasted_s(self) -> float:
+        """How long the steps since it took."""
+        return self.steps * self.since_s
+
 
 def longer_since(steps: StepTable, rows: Ints) -> StepsSince | None:
     """Since when steps are longer, by the given rows of the log; None where they are not."""
