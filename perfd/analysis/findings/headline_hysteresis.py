@@ -123,8 +123,7 @@ def steady_verdict(
 def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
     """Whether the job has made no step since a headline that blames no rank, nor is one blamed now.
 
-    Blame is over after some seconds in any case: rows of operations may be that long. What has just begun may
-    be seen before the log's next line, a capture may show why, and of the unknown it is news that none comes.
+    Blame ends by time. What just began may show before the next line, and that none comes is news of the unknown.
     """
     stands = now.newest_step is not None and now.newest_step == prior.newest.newest_step
     # Samples of GPUs in a step are known a little later than the log's line of it.
