@@ -123,7 +123,7 @@ def steady_verdict(
 def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:
     """Whether the job has made no step since a headline that blames no rank, nor is one blamed now.
 
-    Blame ends by time. What just began may show before the next line, and that none comes is news of the unknown.
+    Blame ends by time. What just began may show before the next line; that none comes is news of the unknown.
     """
     stands = now.newest_step is not None and now.newest_step == prior.newest.newest_step
     # Samples of GPUs in a step are known a little later than the log's line of it.
