@@ -61,6 +61,17 @@ def opened_inside(root: Path, inside: PurePath) -> Iterator[int]:
         os.close(descriptor)
 
 
+def is_gone(path: Path) -> bool:
+    """Whether nothing is at `path`; an open file there can be removed. False if that cannot be known."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def bind_socket(server: socket.socket, path: Path, mode: int, *, create_folder: bool = False) -> None:
     """Bind a Unix socket with these permissions, without changing those of what is there by then.
 

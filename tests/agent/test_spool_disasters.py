@@ -86,7 +86,7 @@ def test_an_agent_starts_on_a_full_disk_and_its_spool_moves_there_once_there_is_
     assert found["readable"] == list(range(1, 11))
     assert [line.split(".")[0] for line in log.splitlines()] == [
         "ERROR The spool's disk is full or read-only: batches stay in memory, and a restart loses them",
-        "WARNING The spool is on disk again: its disk was full, or its file removed",
+        "WARNING The spool is on disk again: its disk had been full, or its file removed",
     ]
     # The agent did not close it, as after a kill.
     spool = Spool(tmp_path, max_bytes=1 << 30)
@@ -125,7 +125,7 @@ def test_a_spool_that_is_removed_is_written_again(
             (folder / FILE_NAME).unlink()
         spool.append(spool_worker.payload, records=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "The spool is on disk again: its disk was full, or its file removed."
+        "The spool is on disk again: its disk had been full, or its file removed."
     ]
     with pytest.raises(SpoolError, match="Another agent"):
         Spool(folder, max_bytes=1 << 30)

@@ -92,7 +92,7 @@ def test_a_job_that_no_longer_steps_is_said_to_stand_though_nothing_else_is_news
             now = step(number, time_s=fleet.now_s, step_time_s=1.0)
             agent.send(now, fleet.log(), place(0, 0), sent_unix_ns=fleet.clock.unix_ns())
             fleet.round()
-        still = "It has made no step since step 20, for longer than in its earlier pauses."
+        still = "No step since step 20: longer than any earlier pause of this job."
         assert still not in said()
         for _ in range(40):
             fleet.clock.advance(1.0)

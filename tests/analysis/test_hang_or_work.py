@@ -290,7 +290,7 @@ def test_an_unknown_cause_of_a_job_that_stands_says_so() -> None:
 
     least_s = patience_s(job_data(STEPS))
     newest = int(STEPS.step[-1])
-    still = f"It has made no step since step {newest}, for longer than in its earlier pauses."
+    still = f"No step since step {newest}: longer than any earlier pause of this job."
     assert said(alone(least_s)) == still
     assert said(alone(least_s - 0.1)) != still
     begun = Event(

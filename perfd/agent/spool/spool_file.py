@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.errors import SpoolError, reason_of
+from perfd.file_access import is_gone
 from perfd.process_lock import HeldElsewhereError, ProcessLock
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class SpoolFile:
         A file with batches stays as it is, for the agent's next start: they have another identity.
         """
         path = Path(self.path)
-        if not self.movable or not (self.in_memory or _is_gone(path)):
+        if not self.movable or not (self.in_memory or is_gone(path)):
             return False
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,7 @@ class SpoolFile:
         if self.movable:
             self.in_memory = False
             log.warning(
-                "The spool is on disk again: its disk was full, or its file removed.",
+                "The spool is on disk again: its disk had been full, or its file removed.",
                 extra={"path": self.path},
             )
         return self.movable
@@ -117,17 +118,6 @@ def open_file(directory: Path) -> SpoolFile:
         if lock is not None:
             lock.close()
         raise
-
-
-def _is_gone(path: Path) -> bool:
-    """False if that cannot be known."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _lock(directory: Path) -> ProcessLock:

@@ -82,11 +82,11 @@ class JobNumbers:
 
 
 def state_key(fleet: Fleet, job: JobState, now_s: float) -> StateKey:
-    """Another one whenever what the analysis reads of a job has changed, and again while it is silent."""
+    """Another one whenever what the analysis reads of a job has changed, and every 10 s of silence."""
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
     samples = 0 if job.ended else sum(node.readings.gpu_tables for node in nodes)
-    silent = int((job.log_silent_s(now_s) or 0.0) // THRESHOLDS.hang_silence_s)
-    return (id(job), job.version, samples, sum(node.version for node in nodes), silent)
+    silent_looks = int((job.log_silent_s(now_s) or 0.0) // THRESHOLDS.hang_silence_s)
+    return (id(job), job.version, samples, sum(node.version for node in nodes), silent_looks)
 
 
 def _without_samples(data: JobData) -> JobData:

@@ -66,7 +66,7 @@ def without_steps(job: JobData) -> str | None:
         return None
     if job.ended_unix_s is not None:
         return f"{said_of_silence(job, still_s)}, longer than its earlier pauses."
-    return f"It has made no step since step {int(job.steps.step[-1])}, for longer than in its earlier pauses."
+    return f"No step since step {int(job.steps.step[-1])}: longer than any earlier pause of this job."
 
 
 def _excused_s(job: JobData) -> float:

@@ -137,17 +137,6 @@ def may_pass(error: Exception, path: Path) -> bool:
     return not path.exists() or os.access(path, os.R_OK | os.W_OK)
 
 
-def is_gone(path: Path) -> bool:
-    """Whether nothing is at `path`; an open file there can be removed. False if that cannot be known."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return False
-
-
 def remove_beside(path: Path) -> None:
     """Remove what SQLite keeps beside a file that is gone; raises `OSError`."""
     for suffix in _BESIDE:

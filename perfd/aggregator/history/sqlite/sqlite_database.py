@@ -21,7 +21,6 @@ from perfd.aggregator.history.sqlite.history_file import (
     Loss,
     is_damage,
     is_disk_trouble,
-    is_gone,
     may_pass,
     open_history,
     remove_beside,
@@ -29,6 +28,7 @@ from perfd.aggregator.history.sqlite.history_file import (
 )
 from perfd.aggregator.history.sqlite.sqlite_tables import EXPIRED, NEWEST_STEPS, WRITES
 from perfd.errors import PerfdError, reason_of
+from perfd.file_access import is_gone
 
 log = logging.getLogger(__name__)
 
