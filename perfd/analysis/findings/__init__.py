@@ -15,12 +15,13 @@ from perfd.analysis.findings.framework_options import (
     software_of,
     unset_options,
 )
-from perfd.analysis.findings.headline_hysteresis import Moment, Verdict, steady_verdict
+from perfd.analysis.findings.headline_hysteresis import steady_verdict
 from perfd.analysis.findings.lasting_fault import (
     LastingFault,
     with_lasting_fault,
     without_last_of_late_hosts,
 )
+from perfd.analysis.findings.verdict import Moment, Verdict
 from perfd.analysis.findings.whole_job import of_whole_job
 
 __all__ = [

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from perfd.analysis.findings.finding import Culprit, Finding
 from perfd.analysis.findings.finding_kind import FAULTS, Kind
-from perfd.analysis.findings.headline_hysteresis import Moment
 from perfd.analysis.findings.steady_causes import SteadyCauses
+from perfd.analysis.findings.verdict import Moment
 from perfd.formatting import duration, moment, percent
 from perfd.thresholds import THRESHOLDS
 

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeGuard
 
 from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.causal_graph import EXPLAINS
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
+from perfd.analysis.findings.verdict import Moment, Verdict
 from perfd.thresholds import THRESHOLDS
 
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
@@ -56,49 +57,6 @@ _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
 _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """When a round analyzed a job."""
-
-    unix_s: float
-    step: int | None
-    """The newest; None if it is known only seconds later, or never."""
-    steady_steps: int
-    step_s: float | None = None
-    """How long one takes."""
-    newest_step: int | None = None
-    """The newest one that is known, however late; None without steps."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What rounds have found for a job so far, for the next one."""
-
-    settled: Finding | None = None
-    """The headline that blames no rank, as last found; None before the first."""
-    settled_since: Moment | None = None
-    """Since when rounds have found `settled`."""
-    missed_since: Moment | None = None
-    """Since when rounds find another one, before the first also only computation or a slow rank; None while
-    they find `settled`."""
-    blamed: Finding | None = None
-    """The headline that blames a rank, as last found; None once that is over."""
-    blamed_since: Moment | None = None
-    confirmed: bool = False
-    """Whether rounds a second and a step apart have found `blamed`."""
-    cleared_since: Moment | None = None
-    """Since when rounds have another headline than `blamed`; None while they have it."""
-    newest: Moment = Moment(unix_s=-math.inf, step=None, steady_steps=0)
-    """The first round that had the newest step."""
-    steady_steps: int = 0
-    """The most that a round since the job began had: slow steps of its start turn out not to be steady."""
-
-    @property
-    def pending(self) -> bool:
-        """Whether time alone can change the headline."""
-        return self.missed_since is not None or self.cleared_since is not None
 
 
 def steady_verdict(
