@@ -11,8 +11,8 @@ from perfd_collectors.training_log.step_order.second_run import RepeatedLines
 from perfd.model import Event, EventKind, Record, TrainingStep
 
 
-def read(lines: Iterable[tuple[float, int]], *, live: bool = True) -> list[Record]:
-    """The records of steps that were printed at these times."""
+def read(lines: Iterable[tuple[float, int | str]], *, live: bool = True) -> list[Record]:
+    """The records of steps that were printed at these times; `7/60` says how many there are."""
     job = new_job("default")
     parser = LogParser(job)
     records: list[Record] = []
@@ -47,6 +47,26 @@ def test_a_run_after_another_one_begins_again(step_s: float) -> None:
     assert events(records) == [
         (EventKind.RESTARTED, "Steps restarted at 1, after 50: a restart, or another run.")
     ]
+
+
+def of_total(lines: list[tuple[float, int]], total: int) -> list[tuple[float, str]]:
+    return [(time_s, f"{step}/{total}") for time_s, step in lines]
+
+
+@pytest.mark.parametrize(("total", "every"), [(50, 1), (52, 10)])
+def test_a_run_with_fewer_steps_begins_after_one_that_made_all_of_its_own(total: int, every: int) -> None:
+    first = run(50)[every - 1 :: every]
+    second = run(20, start_s=70)
+
+    records = read([*of_total(first, total), *of_total(second, 20)])
+
+    assert steps(records) == [*(step for _, step in first), *range(1, 21)]
+
+
+def test_steps_of_a_loader_with_fewer_steps_are_none_of_the_run() -> None:
+    lines = [*of_total(run(50), 60), *of_total(run(20, start_s=70), 20)]
+
+    assert steps(read(lines)) == list(range(1, 51))
 
 
 def test_it_is_not_known_of_a_file_that_was_read_at_once() -> None:

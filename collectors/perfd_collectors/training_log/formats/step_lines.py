@@ -38,6 +38,7 @@ _LOSS_BEFORE = re.compile(
     r"(?<![\w/.-])(loss ?[:=] ?[^\s,]{1,24}), (?:[\w ]{1,40}[:=] ?[^\s,]{1,24}, ){0,3}(?:global_)?step ?[:=]"
 )
 """Where a line begins with its loss, as TensorFlow's estimators and PaddleNLP print it."""
+_NUMBERS = re.compile(r"[-+]?[0-9][0-9.,:e+-]*|\s+")
 _FIGURE = r"([0-9][0-9.e+-]{0,19})"
 
 
@@ -115,7 +116,11 @@ class StepLineParser(FormatParser):
     def __init__(self, job: LogContext) -> None:
         super().__init__(job)
         self._epochs = EpochHeadings()
-        self._newest = 0
+        self._newest = self._interval = 0
+        self._total: int | None = None
+        """As its lines say."""
+        self._words = ""
+        """Of its line, without numbers."""
 
     def parse(self, line: LogLine) -> bool:
         text = in_english(plain_numbers(line.text))
@@ -136,7 +141,8 @@ class StepLineParser(FormatParser):
     def _step(self, rank: int | None, framework: str | None, text: str, anchor: re.Match[str]) -> bool:
         step, total = _whole(anchor[2]), None if anchor[3] is None else _whole(anchor[3])
         in_epoch = self._epochs.known(rank)
-        if total is not None and total < self._newest and not in_epoch:
+        begins_anew = self._begins_anew(total, text)
+        if total is not None and total < self._newest and not in_epoch and not begins_anew:
             # Of another loader, such as an evaluation's.
             return False
         found = _numbers(framework, text, anchor)
@@ -148,7 +154,11 @@ class StepLineParser(FormatParser):
         numbered = step if _is_global(anchor) else self._epochs.step(rank, step, total)
         if numbered is None:
             return True
-        self._newest = max(self._newest, numbered)
+        if begins_anew:
+            self._newest = 0
+        if numbered > self._newest:
+            self._newest, self._interval = numbered, numbered - self._newest
+        self._total, self._words = total, _without_numbers(text)
         if framework == "litgpt":
             _per_step(found, text, step)
         if not self._out.description.framework or framework:
@@ -157,6 +167,18 @@ class StepLineParser(FormatParser):
             self._out.describe(train_steps=total)
         add_step(self._steps, self._out.job, numbered, found, last_timestamp_ns(text[: anchor.start()]))
         return True
+
+    def _begins_anew(self, total: int | None, text: str) -> bool:
+        """Whether a line is of another training in the same log, as of a sweep, which may be shorter.
+
+        The one before made all of its steps, and the line has the same words: evaluations have others.
+        """
+        over = self._total is not None and self._newest + self._interval > self._total
+        return over and total is not None and total != self._total and _without_numbers(text) == self._words
+
+
+def _without_numbers(text: str) -> str:
+    return _NUMBERS.sub("", text)
 
 
 def _numbers(framework: str | None, text: str, anchor: re.Match[str]) -> StepFields:
