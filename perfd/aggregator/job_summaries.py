@@ -38,6 +38,7 @@ from perfd.analysis.findings import (
     with_lasting_fault,
     without_last_of_late_hosts,
 )
+from perfd.analysis.hang import without_steps
 from perfd.analysis.steps import StepTimeChange, step_time_change
 from perfd.clock import Clock
 from perfd.config import AnalysisConfig
@@ -45,7 +46,6 @@ from perfd.model import Alert, StepSource
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
-
 _GPUS_EVERY_S = 10.0
 """GPUs of a job are counted again after so long: their number decides only when its numbers are made."""
 _OLDEST_ASKED_S = 4.0
@@ -378,6 +378,7 @@ def _find(memory: _JobMemory, derived: Derived, now_unix_s: float) -> None:
         unix_s=now_unix_s,
         step=derived.summary.steps.last,
         newest_step_s=_newest_step_s(derived.data.steps),
+        makes_steps=not derived.summary.steps.of_earlier_start and without_steps(derived.data) is None,
     )
 
 

@@ -42,7 +42,7 @@ class ReportFinding:
     def of(cls, found: Finding) -> ReportFinding:
         """The finding as a report shows it."""
         return cls(
-            title=found.kind.short_name[:1].upper() + found.kind.short_name[1:],
+            title=found.short_name[:1].upper() + found.short_name[1:],
             evidence=found.evidence,
             advice=found.advice,
             gain_ratio=found.gain_ratio,

@@ -156,3 +156,70 @@ def test_what_an_earlier_aggregator_saw_stays_and_what_cost_least_goes_first():
     named = [one.headline for one in history.periods]
     assert len(named) == 64
     assert not {"straggler: rank 7", "straggler: rank 2"} & set(named)
+
+
+UNKNOWN = Finding(kind=Kind.UNKNOWN, confidence=0.0)
+
+
+def longer(*, since_step: int = 23, gain_ratio: float = 0.3) -> Finding:
+    """Steps that became longer for an unknown cause, as `seen` has it of a second each."""
+    return replace(
+        UNKNOWN, gain_ratio=gain_ratio, step_s=1.0, since_step=since_step, evidence=(f"Since {since_step}.",)
+    )
+
+
+def test_longer_steps_of_an_unknown_cause_are_a_period_since_they_are_longer():
+    (fault,) = seen([UNKNOWN] * 10 + [longer()] * 11 + [UNKNOWN] * 20)
+    assert fault.headline == "longer steps, cause unknown"
+    assert (fault.began_unix_s - BEGAN_UNIX_S, fault.seen_unix_s - BEGAN_UNIX_S) == (2, 20)
+    assert (fault.first_step, fault.last_step, fault.lasts) == (23, 40, False)
+    assert (fault.lost_s, fault.confidence, fault.evidence) == (pytest.approx(0.3 * 18), 0.0, ("Since 23.",))
+    assert not seen([UNKNOWN] * 40)
+    assert not seen([replace(longer(), may_be_over=True)] * 40)
+
+
+LATE = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, longer_for_s=18.0, since_step=23)
+
+
+@pytest.mark.parametrize(
+    ("cause", "headline"),
+    [(slow(2), "straggler: rank 2"), (LATE, "late hosts"), (slow(2, gain_ratio=0.15), "straggler: rank 2")],
+)
+def test_a_cause_that_is_found_later_has_the_one_period_since_steps_are_longer(cause, headline):
+    # For a moment the headline is held before its cause.
+    history = FaultHistory()
+    seen([UNKNOWN] * 10 + [longer()] * 10, known=history)
+    for at_s in range(20, 40):
+        moment = Moment(unix_s=BEGAN_UNIX_S + at_s, step=20 + at_s, steady_steps=20, newest_step=20 + at_s)
+        history.take([longer(), cause] if at_s < 24 else [cause], moment)
+    (fault,) = history.periods
+    assert (fault.headline, fault.first_step) == (headline, 23)
+    assert (fault.began_unix_s - BEGAN_UNIX_S, fault.seen_unix_s - BEGAN_UNIX_S) == (2, 39)
+    known_s = 37 if cause is LATE else 19
+    lost_s = 0.3 * (37 - known_s) + cause.gain_ratio * known_s
+    assert fault.lost_s == pytest.approx(lost_s)
+    assert fault.gain_ratio == pytest.approx(lost_s / 37)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(slow(2, gain_ratio=0.14), id="costs less than half"),
+        pytest.param(replace(slow(2), longer_for_s=1.0), id="began later"),
+        pytest.param(HANG, id="is no cause of longer steps"),
+    ],
+)
+def test_another_fault_leaves_the_period_of_longer_steps(other):
+    faults = seen([UNKNOWN] * 10 + [longer()] * 10 + [other] * 10)
+    assert [one.kind for one in faults] == [Kind.UNKNOWN, other.kind]
+    assert faults[0].began_unix_s == BEGAN_UNIX_S + 2
+
+
+def test_a_rank_that_becomes_slow_long_after_steps_became_longer_is_not_blamed_for_all_of_that_time():
+    faults = seen([UNKNOWN] * 10 + [longer()] * 40 + [slow(2)] * 10)
+    assert [one.headline for one in faults] == ["longer steps, cause unknown", "straggler: rank 2"]
+    assert faults[1].began_unix_s == BEGAN_UNIX_S + 50
+
+
+def test_what_the_job_is_set_up_to_lose_may_be_why_its_steps_are_longer():
+    assert not seen([UNKNOWN] * 10 + [longer()] * 10 + [BUBBLE] * 20)

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from perfd.analysis.findings import Culprit, Finding, Kind, LastingFault, with_lasting_fault
+from perfd.analysis.findings import (
+    Culprit,
+    Finding,
+    Kind,
+    LastingFault,
+    with_lasting_fault,
+    without_last_of_late_hosts,
+)
 
 BEFORE_S, SINCE_S = 0.3, 0.4
 GAIN = 1 - BEFORE_S / SINCE_S
@@ -199,3 +206,88 @@ def test_by_the_waits_of_peers_it_costs_no_more_than_steps_became_longer_by(
     assert beside is HOST
     less = slow(1, gain=0.2, longer_for_s=None)
     assert played([*[([slow(1)], SINCE_S)] * 6, ([less], newest_s)])[-1] == [less]
+
+
+UNKNOWN = Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=("perfd saw no GPU.",))
+LONGER = replace(
+    UNKNOWN,
+    gain_ratio=GAIN,
+    step_s=SINCE_S,
+    since_step=100,
+    evidence=("Steps take 400 ms since step 100.", *UNKNOWN.evidence),
+)
+"""What rounds find where steps became longer and nothing says why."""
+
+
+def said_of(looks: Iterable[tuple[Sequence[Finding], float | None]]) -> list[str]:
+    return [shown[0].sentence for shown in played(looks)]
+
+
+def test_longer_steps_of_an_unknown_cause_are_said_for_an_hour() -> None:
+    telemetry = Finding(kind=Kind.MISSING_TELEMETRY, confidence=0.9)
+    said = played([([LONGER], SINCE_S)] * 6 + [([UNKNOWN, telemetry], SINCE_S)] * 3600)
+    for shown in said[6:]:
+        head, behind = shown
+        assert (head.sentence, head.since_step, head.confidence) == (LONGER.sentence, 100, 0.0)
+        assert head.gain_ratio == pytest.approx(GAIN)
+        assert head.evidence == (*LONGER.evidence, "It goes on: steps still take 400.0 ms.")
+        assert behind is telemetry
+    assert said_of([([LONGER], SINCE_S)] * 5 + [([UNKNOWN], SINCE_S)])[-1] == UNKNOWN.sentence
+
+
+def test_longer_steps_of_an_unknown_cause_are_over_once_steps_are_short_or_the_job_began_anew() -> None:
+    looks = [([LONGER], SINCE_S)] * 6
+    assert said_of([*looks, ([UNKNOWN], BEFORE_S), ([UNKNOWN], SINCE_S)])[-2:] == [UNKNOWN.sentence] * 2
+    prior = LastingFault(finding=LONGER, began_unix_s=0.0, seen_unix_s=60.0)
+    anew = with_lasting_fault(prior, [UNKNOWN], unix_s=70.0, step=3, newest_step_s=SINCE_S)
+    assert anew == (None, [UNKNOWN])
+
+
+@pytest.mark.parametrize("cause", [HOST, NOTHING, slow(1), slow(1, longer_for_s=None), LOADING])
+def test_longer_steps_of_an_unknown_cause_are_not_said_beside_a_cause_nor_after_it(cause: Finding) -> None:
+    looks = [([LONGER], SINCE_S)] * 6
+    said = played([*looks, *[([cause], SINCE_S)] * 6, ([UNKNOWN], SINCE_S)])
+    assert said[6:12] == [[cause]] * 6
+    assert said[12][0].sentence != LONGER.sentence
+
+
+@pytest.mark.parametrize("odd", [HOST, Finding(kind=Kind.HANG, confidence=0.9)])
+def test_an_odd_round_and_a_hang_do_not_end_longer_steps_of_an_unknown_cause(odd: Finding) -> None:
+    rounds = 60 if odd.kind is Kind.HANG else 4
+    said = said_of([([LONGER], SINCE_S)] * 6 + [([odd], SINCE_S)] * rounds + [([UNKNOWN], SINCE_S)])
+    assert said[6:] == [odd.sentence] * rounds + [LONGER.sentence]
+
+
+def test_a_cause_that_began_before_goes_on_instead_of_an_unknown_one() -> None:
+    said = played([([LOADING], SINCE_S)] * 6 + [([LONGER], SINCE_S)] * 9)
+    assert {shown[0].kind for shown in said} == {Kind.DATA_LOADING}
+
+
+def test_of_steps_that_became_longer_twice_the_first_time_is_not_forgotten() -> None:
+    second = replace(LONGER, since_step=130, step_s=0.5, gain_ratio=0.2)
+    looks = [([LONGER], SINCE_S)] * 6 + [([UNKNOWN], SINCE_S)] * 6 + [([second], 0.5)] * 9
+    said = played([*looks, ([UNKNOWN], 0.5), ([UNKNOWN], SINCE_S)])
+    assert said[12:21] == [[second]] * 9
+    assert [shown[0].since_step for shown in said[21:]] == [100, 100]
+    # After short ones that is another time.
+    later = replace(LONGER, since_step=110)
+    assert played([*looks[:6], ([later], SINCE_S), ([UNKNOWN], SINCE_S)])[-1][0].since_step == 110
+
+
+def test_while_no_step_may_come_that_is_said_instead_of_longer_steps() -> None:
+    prior = LastingFault(finding=LONGER, began_unix_s=0.0, seen_unix_s=60.0)
+    stands = replace(UNKNOWN, evidence=("No step since step 195.",))
+    prior, shown = with_lasting_fault(
+        prior, [stands], unix_s=70.0, step=195, newest_step_s=SINCE_S, makes_steps=False
+    )
+    assert shown == [stands]
+    _, shown = with_lasting_fault(prior, [UNKNOWN], unix_s=99.0, step=199, newest_step_s=SINCE_S)
+    assert shown[0].sentence == LONGER.sentence
+
+
+def test_the_last_rank_of_a_job_whose_longer_steps_have_an_unknown_cause_may_be_the_cause() -> None:
+    prior = LastingFault(finding=LONGER, began_unix_s=0.0, seen_unix_s=60.0)
+    last = slow(1, longer_for_s=None)
+    assert without_last_of_late_hosts(prior, [last]) == [last]
+    late = replace(prior, finding=LOADING)
+    assert without_last_of_late_hosts(late, [last]) != [last]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from perfd.analysis.findings import Culprit, FaultPeriod, Finding, Kind, of_whole_job
@@ -130,3 +132,41 @@ def test_a_fault_of_an_earlier_aggregator_is_only_likely():
 
 def test_without_steps_and_faults_nothing_changes():
     assert whole([UNKNOWN], job_s=0.0) == [UNKNOWN]
+
+
+def longer(lost_s: float) -> FaultPeriod:
+    """Steps that were longer for an unknown cause."""
+    return replace(
+        fault(None, lost_s, kind=Kind.UNKNOWN), confidence=0.0, evidence=("Since step 20.",), advice=""
+    )
+
+
+def test_longer_steps_of_an_unknown_cause_are_said_where_nothing_else_is_known():
+    unknown = replace(UNKNOWN, evidence=("perfd saw no GPU.",), advice="Log timers.")
+    (first,) = whole([unknown], longer(6.0))
+    assert first.headline == "Steps take longer than before, and perfd can't yet tell why"
+    assert (first.confidence, first.gain_ratio, first.since_step) == (0.0, pytest.approx(0.06), 20)
+    assert first.evidence[0].startswith("It cost 6.0% of the time in which the job made steps")
+    assert (first.evidence[1:], first.advice) == (("Since step 20.", "perfd saw no GPU."), "Log timers.")
+    assert whole([unknown], longer(1.9)) == [unknown]
+    # All steps of the job may show the same change.
+    again = replace(unknown, since_step=21, gain_ratio=0.5, evidence=("Since step 21.",))
+    (first,) = whole([again], longer(6.0))
+    assert (first.since_step, first.evidence[1:]) == (20, ("Since step 21.",))
+    assert whole([again], longer(1.9)) == [again]
+
+
+def test_a_cause_that_cost_less_comes_before_longer_steps_of_an_unknown_one():
+    found = whole([UNKNOWN], longer(20.0), fault(3, 3.0, at_s=60.0))
+    assert [one.short_name for one in found] == ["straggler", "longer steps, cause unknown"]
+    found = whole([BUBBLE], longer(50.0))
+    assert [one.short_name for one in found] == ["pipeline bubble", "longer steps, cause unknown"]
+    found = whole([COMPUTES], longer(50.0), fault(3, 1.0, at_s=60.0))
+    assert [one.short_name for one in found] == ["computation", "longer steps, cause unknown"]
+    # Of the rank's fault, which is in the list, all that is known shows nothing else.
+    slow = Finding(
+        kind=Kind.STRAGGLER, confidence=0.8, gain_ratio=0.4, culprits=(Culprit(kind="rank", id=3),)
+    )
+    assert [one.short_name for one in whole([slow], longer(50.0), fault(3, 1.0, at_s=60.0))] == [
+        "longer steps, cause unknown"
+    ]

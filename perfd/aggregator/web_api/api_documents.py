@@ -202,7 +202,7 @@ def row_of(live: JobSummary) -> dict[str, Any]:
         "stall_ratio": live.pipeline.stall_ratio,
         "bottleneck": {
             "kind": worst.kind.value,
-            "name": worst.kind.short_name,
+            "name": worst.short_name,
             "sentence": worst.sentence,
             "certainty": worst.certainty,
             "may_be_over": worst.may_be_over,

@@ -2,7 +2,7 @@
 
 A live finding is about the newest steps, so a fault that is over leaves the findings. The history keeps it.
 What limits a job all the time by its configuration is not a fault: what rounds found outside of faults is
-kept apart.
+kept apart. Steps that became longer for an unknown cause are a fault until a cause is found for that time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfd.analysis.findings.finding import Culprit, Finding
-from perfd.analysis.findings.finding_kind import FAULTS, Kind
+from perfd.analysis.findings.finding import LONGER_STEPS, Culprit, Finding
+from perfd.analysis.findings.finding_kind import COMPUTATION, FAULTS, Kind
 from perfd.analysis.findings.steady_causes import SteadyCauses
 from perfd.analysis.findings.verdict import Moment
 from perfd.formatting import duration, moment, percent
@@ -23,6 +23,12 @@ _IF_BEGUN = frozenset({Kind.DATA_LOADING, Kind.HOST_CONTENTION})
 """Faults of one rank, or if they began while the job ran: otherwise it is how the job is set up."""
 _SAME_CAUSE = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS, Kind.HOST_CONTENTION})
 """Of all ranks, rounds find one of these first and another one with more evidence."""
+_NO_CAUSE = COMPUTATION | {Kind.UNKNOWN, Kind.HANG}
+_CAUSE_S, _SAME_CHANGE_S = 30.0, 10.0
+"""How long after steps became longer a cause of that is found, and by how much the beginnings of both differ
+where both are known. Chosen."""
+_AS_MUCH = 0.5
+"""Of what longer steps cost, from which on a finding is their cause. Chosen."""
 _LEAST_S = 2.0
 """A fault that was found for less is one of an odd round. Chosen."""
 _AWAY_S = 10.0
@@ -66,7 +72,8 @@ class FaultPeriod:
     def headline(self) -> str:
         """What it was and who caused it, in short: `slow rank: rank 2`."""
         names = ", ".join(map(str, self.culprits))
-        return f"{self.kind.short_name}: {names}" if names else self.kind.short_name
+        name = LONGER_STEPS if self.kind is Kind.UNKNOWN else self.kind.short_name
+        return f"{name}: {names}" if names else name
 
     @property
     def period(self) -> str:
@@ -150,6 +157,7 @@ class FaultHistory:
             if known not in noted:
                 noted.append(known)
                 _note(known, finding, now, passed_s)
+        self._explain(found[0], now)
         for one in [one for one in self._open if one not in noted]:
             one.period = replace(one.period, lasts=False)
             if now.unix_s - one.period.seen_unix_s > _away_s(now):
@@ -160,6 +168,17 @@ class FaultHistory:
         if not noted and not any(is_of_fault(found[0], one) for one in self.periods):
             self.steady.add(found, passed_s)
 
+    def _explain(self, head: Finding, now: Moment) -> None:
+        """Leave of steps that became longer only their cause, once it is found, begun when they did."""
+        for growth in [one for one in self._open if one.period.kind is Kind.UNKNOWN]:
+            fault = next((one for one in self._open if is_of_fault(head, one.period)), None)
+            began_unix_s = now.unix_s if fault is None else fault.period.began_unix_s
+            if not _is_cause(head, began_unix_s, growth.period):
+                continue
+            self._open.remove(growth)
+            if fault is not None:
+                _begin_with(fault, growth.period)
+
     def _keep(self, period: FaultPeriod) -> None:
         if not _is_long(period):
             return
@@ -169,21 +188,30 @@ class FaultHistory:
 
 
 def _is_fault(finding: Finding) -> bool:
-    if finding.may_be_over or not finding.confidence:
+    if finding.may_be_over:
+        return False
+    if finding.is_unexplained_growth:
+        return True
+    if not finding.confidence:
         return False
     begun = bool(finding.culprits) or finding.since_step is not None or finding.longer_for_s is not None
     return finding.kind in _ALWAYS or (finding.kind in _IF_BEGUN and begun)
 
 
 def is_of_fault(finding: Finding, period: FaultPeriod) -> bool:
-    """Whether both have the same culprits; without any, whether they may have the same cause."""
+    """Whether both have the same culprits; without any, whether they may have the same cause.
+
+    That a cause is unknown says nothing of that, unless steps became longer.
+    """
+    if Kind.UNKNOWN in {period.kind, finding.kind}:
+        return period.kind is finding.kind and finding.is_unexplained_growth
     if period.culprits or finding.culprits:
         return list(period.culprits) == list(finding.culprits)
     return period.kind is finding.kind or {period.kind, finding.kind} <= _SAME_CAUSE
 
 
 def _begun(finding: Finding, now: Moment, not_before_unix_s: float) -> _Open:
-    began_unix_s = max(now.unix_s - (finding.longer_for_s or 0.0), not_before_unix_s)
+    began_unix_s = max(now.unix_s - _lasted_s(finding, now), not_before_unix_s)
     gain = _cost(finding)
     return _Open(
         FaultPeriod(
@@ -195,6 +223,38 @@ def _begun(finding: Finding, now: Moment, not_before_unix_s: float) -> _Open:
             lost_s=None if gain is None else gain * (now.unix_s - began_unix_s),
         ),
         costly_s=0.0 if gain is None else now.unix_s - began_unix_s,
+    )
+
+
+def _lasted_s(finding: Finding, now: Moment) -> float:
+    """For how long it has lasted when it is found; 0 where nothing says."""
+    if finding.longer_for_s is not None or not finding.is_unexplained_growth or now.newest_step is None:
+        return finding.longer_for_s or 0.0
+    return max(0, now.newest_step + 1 - (finding.since_step or 0)) * (finding.step_s or 0.0)
+
+
+def _is_cause(head: Finding, began_unix_s: float, growth: FaultPeriod) -> bool:
+    """Whether a headline, whose fault began then, is why steps became longer."""
+    later_s = began_unix_s - growth.began_unix_s
+    most_s = _CAUSE_S if head.longer_for_s is None else _SAME_CHANGE_S
+    costly = (head.gain_ratio or 0.0) >= _AS_MUCH * (growth.gain_ratio or 0.0)
+    known = head.kind not in _NO_CAUSE and not head.may_be_over
+    return known and costly and -_SAME_CHANGE_S <= later_s <= most_s
+
+
+def _begin_with(fault: _Open, growth: FaultPeriod) -> None:
+    """Let a fault begin with the longer steps that it caused."""
+    earlier_s = min(fault.period.began_unix_s, growth.seen_unix_s) - growth.began_unix_s
+    if earlier_s <= 0:
+        return
+    lost_s = (fault.period.lost_s or 0.0) + earlier_s * (growth.gain_ratio or 0.0)
+    fault.costly_s += earlier_s
+    fault.period = replace(
+        fault.period,
+        began_unix_s=growth.began_unix_s,
+        first_step=growth.first_step,
+        gain_ratio=lost_s / fault.costly_s,
+        lost_s=lost_s,
     )
 
 

@@ -17,6 +17,8 @@ _NOTHING_LEFT = 0.005
 """Of a step: what rounds to nothing beside samples and medians is not called unexplained."""
 _LONGER = "Steps take longer than before, and perfd can't yet tell why"
 """The sentence of an unknown cause that began at a known step."""
+LONGER_STEPS = "longer steps, cause unknown"
+"""What tables and lists call that."""
 
 
 def certainty_of(confidence: float) -> str:
@@ -136,9 +138,19 @@ class Finding:
         return ", ".join(filter(None, (self.certainty, "may be over" if self.may_be_over else "")))
 
     @property
+    def is_unexplained_growth(self) -> bool:
+        """Whether steps are longer since a known step, and nothing says why."""
+        return self.kind is Kind.UNKNOWN and self.since_step is not None
+
+    @property
+    def short_name(self) -> str:
+        """What tables and lists call it."""
+        return LONGER_STEPS if self.is_unexplained_growth else self.kind.short_name
+
+    @property
     def sentence(self) -> str:
         """What limits the job, or what may, without culprits and without a full stop."""
-        if self.kind is Kind.UNKNOWN and self.since_step is not None:
+        if self.is_unexplained_growth:
             return _LONGER
         return self.kind.possible_sentence if self.certainty == "possible" else self.kind.sentence
 
@@ -151,8 +163,7 @@ class Finding:
 def finding_json(finding: Finding) -> dict[str, Any]:
     """A finding as every JSON document of perfd has it: its fields, and its kind in words."""
     plain: dict[str, Any] = msgspec.to_builtins(finding)
-    kind = finding.kind
     for effect, found in zip(plain["effects"], finding.effects, strict=True):
         effect |= {"name": found.kind.short_name, "summary": found.summary}
-    words = {"name": kind.short_name, "sentence": finding.sentence, "certainty": finding.certainty}
+    words = {"name": finding.short_name, "sentence": finding.sentence, "certainty": finding.certainty}
     return {"kind": plain.pop("kind"), **words, **plain}

@@ -5,6 +5,8 @@ for longer than then. Windows of steps are short, and once those before have lef
 fault, although it may go on for hours. It is over once steps are nearer to what they took before it, or
 clearly shorter than with it. Where peers have the same work, rounds find it by comparison with them later,
 with gaps of some seconds.
+
+Steps that became longer for an unknown cause are said to be for as long, until a cause is found.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class LastingFault:
     @property
     def before_s(self) -> float:
         """A step before it."""
-        return (self.finding.step_s or 0.0) * (1 - (self.finding.gain_ratio or 0.0))
+        return _before_s(self.finding)
 
     @property
     def is_sure(self) -> bool:
@@ -70,11 +72,33 @@ def with_lasting_fault(
     unix_s: float,
     step: int | None,
     newest_step_s: float | None,
+    makes_steps: bool = True,
 ) -> tuple[LastingFault | None, Sequence[Finding]]:
     """The fault that lasts after this round, and its findings with it, the one to act on first at the front.
 
     `step` is the newest step and `newest_step_s` what the newest steps take; None where they are unknown.
+    `makes_steps` is whether more may come: that none do is all to say then of an unknown cause.
     """
+    if prior is not None and prior.finding.is_unexplained_growth:
+        pace_s = newest_step_s if makes_steps else None
+        still = _still_unexplained(prior, found, unix_s=unix_s, step=step, newest_step_s=pace_s)
+        if still is not None:
+            return still
+        prior = None
+    prior, shown = _with_cause(prior, found, unix_s=unix_s, step=step, newest_step_s=newest_step_s)
+    if prior is None and shown[0].is_unexplained_growth:
+        prior = LastingFault(finding=shown[0], began_unix_s=unix_s, seen_unix_s=unix_s)
+    return prior, shown
+
+
+def _with_cause(
+    prior: LastingFault | None,
+    found: Sequence[Finding],
+    *,
+    unix_s: float,
+    step: int | None,
+    newest_step_s: float | None,
+) -> tuple[LastingFault | None, Sequence[Finding]]:
     fresh = next((one for one in found if _by_steps_before(one)), None)
     if fresh is not None and not _is_effect_of(prior, fresh):
         again = prior is not None and _is_same(prior.finding, fresh)
@@ -103,12 +127,49 @@ def with_lasting_fault(
     return prior, sorted((still, *others), key=acting_order)
 
 
+def _still_unexplained(
+    prior: LastingFault,
+    found: Sequence[Finding],
+    *,
+    unix_s: float,
+    step: int | None,
+    newest_step_s: float | None,
+) -> tuple[LastingFault, Sequence[Finding]] | None:
+    """The same for an unknown cause, which other findings are no effects of; None once it is over, or known.
+
+    Steps that become longer yet are no reason to forget since when they are longer.
+    """
+    head = found[0]
+    if _began_anew(prior, step) or any(map(_by_steps_before, found)):
+        return None
+    if head.is_unexplained_growth and (not prior.is_sure or _is_over(prior, _before_s(head))):
+        return replace(prior, finding=head, seen_unix_s=unix_s), found
+    if not head.is_unexplained_growth and (not prior.is_sure or _is_over(prior, newest_step_s)):
+        return None
+    if head.kind not in {Kind.UNKNOWN, Kind.HANG}:
+        # Rounds that find a cause for less may be wrong, too.
+        return (prior, found) if unix_s - prior.seen_unix_s < _LEAST_S else None
+    prior = replace(prior, seen_unix_s=unix_s)
+    suspects = head.kind is not Kind.UNKNOWN or bool(head.culprits) or head.gain_ratio is not None
+    if newest_step_s is None or suspects:
+        return prior, found
+    still = f"It goes on: steps still take {duration(newest_step_s)}."
+    shown = replace(
+        prior.finding,
+        evidence=(*prior.finding.evidence, still),
+        gain_ratio=min(prior.finding.gain_ratio or 0.0, 1 - prior.before_s / newest_step_s),
+        step_s=newest_step_s,
+    )
+    return prior, (shown, *found[1:])
+
+
 def without_last_of_late_hosts(prior: LastingFault | None, found: Sequence[Finding]) -> Sequence[Finding]:
     """Findings without a rank that is only the last of all, whose hosts were late: it costs as much.
 
     What shows the steps before is gone first, and waiting in the steps of the fault later.
     """
-    if prior is None or not prior.is_sure or prior.finding.culprits:
+    of_hosts = prior is not None and prior.finding.kind is not Kind.UNKNOWN
+    if prior is None or not of_hosts or not prior.is_sure or prior.finding.culprits:
         return found
     gain = prior.finding.gain_ratio or 0.0
     kept = [
@@ -154,6 +215,10 @@ def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
     since = prior.finding.since_step, fresh.since_step
     apart = 0 if None in since else abs((since[0] or 0) - (since[1] or 0))
     return apart <= _SAME_CHANGE_STEPS and explains(prior.finding, fresh)
+
+
+def _before_s(finding: Finding) -> float:
+    return (finding.step_s or 0.0) * (1 - (finding.gain_ratio or 0.0))
 
 
 def _is_gone(prior: LastingFault, unix_s: float) -> bool:

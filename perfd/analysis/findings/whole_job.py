@@ -7,6 +7,7 @@ lasts: what it cost is a share of the job's time, and is compared as such.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 from perfd.analysis.findings.fault_history import FaultPeriod, is_of_fault
 from perfd.analysis.findings.finding import Finding
@@ -36,13 +37,19 @@ def of_whole_job(
     costly = [one for one in faults if one.lost_s is not None]
     if found[0].kind in _FIRST or not (costly or steady):
         return found
-    always = _always([one for one in found if not _is_listed(one, costly)], steady, faulty=bool(costly))
-    named = sorted(_as_findings(costly, job_s) if job_s > 0 else (), key=_cost, reverse=True)
-    named = [one for one in named if _cost(one) >= _LEAST_RATIO]
+    broken = [one for one in costly if one.kind is not Kind.UNKNOWN]
+    always = _always([one for one in found if not _is_listed(one, broken)], steady, faulty=bool(broken))
+    named = [one for one in _as_findings(costly, job_s) if _cost(one) >= _LEAST_RATIO] if job_s > 0 else []
+    # An unknown cause is the headline only where nothing else is known.
+    named.sort(key=lambda one: (one.kind is Kind.UNKNOWN, -_cost(one)))
     if not named:
         return always or found
-    head = named[0] if sum(map(_weight, named)) > max(map(_weight, always), default=0.0) else always[0]
-    behind = [one for one in (*always, *named) if one is not head and one.kind not in _NO_CAUSE]
+    costlier = not always or sum(map(_weight, named)) > max(map(_weight, always))
+    head = named[0] if costlier else always[0]
+    if head.kind is named[0].kind is Kind.UNKNOWN:
+        head = named[0] = _with_missing(named[0], head)
+    behind = [*(one for one in always if one is not head and one.kind not in _NO_CAUSE), *named]
+    behind = [one for one in behind if one is not head]
     return (head, *sorted(behind, key=_order))
 
 
@@ -86,14 +93,24 @@ def _as_finding(periods: Sequence[FaultPeriod], job_s: float) -> Finding:
     share = min(1.0, lost_s / job_s)
     times = "; ".join(f"{one.period}: {percent(one.gain_ratio)} of a step" for one in periods)
     cost = f"It cost {percent(share)} of the time in which the job made steps, {duration(lost_s)} ({times})."
+    unknown = worst.kind is Kind.UNKNOWN
     return Finding(
         kind=worst.kind,
-        confidence=worst.confidence or _LISTED,
+        confidence=0.0 if unknown else worst.confidence or _LISTED,
         culprits=worst.culprits,
         evidence=(cost, *worst.evidence),
         advice=worst.advice,
         gain_ratio=share,
+        since_step=worst.first_step if unknown else None,
     )
+
+
+def _with_missing(longer: Finding, unknown: Finding) -> Finding:
+    """That steps were longer, with what all that is known of the job lacks to say why."""
+    cost, *seen = longer.evidence
+    # What was found of the same change at the end rests on more steps.
+    seen = [] if unknown.is_unexplained_growth else [one for one in seen if one not in unknown.evidence]
+    return replace(longer, evidence=(cost, *seen, *unknown.evidence), advice=longer.advice or unknown.advice)
 
 
 def _key(finding: Finding) -> Hashable:

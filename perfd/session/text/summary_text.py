@@ -101,7 +101,7 @@ def _job(summary: JobSummary) -> list[str]:
     ]
     if summary.others:
         lines += ["", "Also found:"]
-        lines += [f"- {finding.kind.short_name}: {' '.join(finding.evidence)}" for finding in summary.others]
+        lines += [f"- {finding.short_name}: {' '.join(finding.evidence)}" for finding in summary.others]
     return [*lines, *_past(summary.past), *_troubles(summary)]
 
 
