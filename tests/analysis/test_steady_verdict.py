@@ -525,3 +525,8 @@ def test_contention_on_the_host_of_a_rank_over_the_last_half_minute_is_no_news_a
     of_rank = replace(CONTENTION, gain_ratio=0.07, culprits=(Culprit(kind="rank", id=0),))
     assert changes(heads([*[LAUNCH] * 20, of_rank, *[LAUNCH] * 5])) == 0
     assert heads([*[LAUNCH] * 20, *[of_rank] * 10])[-1] is of_rank
+
+
+def test_longer_steps_of_an_unknown_cause_are_no_longer_said_as_soon_as_rounds_do_not_find_them():
+    longer = replace(UNKNOWN, gain_ratio=0.3, step_s=1.0, since_step=10)
+    assert heads([UNKNOWN] * 3 + [longer] * 9 + [UNKNOWN] * 2)[-3:] == [longer, UNKNOWN, UNKNOWN]

@@ -271,8 +271,8 @@ def _of_same_ranks(blamed: Finding, head: Finding) -> bool:
 
 def _mixes(settled: Finding, head: Finding) -> bool:
     """Whether a loss was known since it began, and is now a mean over steps with and without it."""
-    less = (head.gain_ratio or 0.0) < (settled.gain_ratio or 0.0)
-    return settled.since_step is not None and head.since_step is None and less
+    less = settled.since_step is not None and (head.gain_ratio or 0.0) < (settled.gain_ratio or 0.0)
+    return less and head.since_step is None and settled.kind is not Kind.UNKNOWN
 
 
 def _has_effect(head: Finding, blamed: Finding) -> bool:
