@@ -34,13 +34,13 @@ def agent_of(running, agent_id="agent0"):
         yield agent
 
 
-def work(running, agent, clock, numbers):
-    """Steps, one a second, with a round after each."""
+def work(running, agent, clock, numbers, *, step_time_s=1.0):
+    """Steps, by default one a second, with a round after each."""
     for number in numbers:
-        clock.advance(1.0)
+        clock.advance(step_time_s)
         now_s = clock.unix_ns() / 1e9
         # A step that is made again has another loss.
-        line = step(number, time_s=now_s, loss=now_s - START_S)
+        line = step(number, time_s=now_s, loss=now_s - START_S, step_time_s=step_time_s)
         agent.send(place(0, 0), line, sent_unix_ns=clock.unix_ns())
         running.tick()
 
@@ -125,3 +125,50 @@ def test_an_aggregator_that_starts_again_knows_the_past_of_its_jobs(clock, tmp_p
         [entry] = running.overview("llm")
         assert entry["past"]["faults"][0]["sentence"] == past(running).faults[0].sentence
         assert entry["past"]["restarts_sentence"].startswith("The job started again once")
+
+
+def test_longer_steps_of_an_unknown_cause_are_said_as_long_as_they_last_and_known_afterwards(clock):
+    longer = "longer steps, cause unknown"
+    with aggregator(clock) as running, agent_of(running) as agent:
+        work(running, agent, clock, range(1, 21))
+        names = []
+        for number in range(21, 101):
+            work(running, agent, clock, [number], step_time_s=2.0)
+            names.append(running.overview("llm")[0]["bottleneck"]["name"])
+        assert set(names[12:]) == {longer}
+        [fault] = past(running).faults
+        assert (fault.headline, fault.first_step, fault.lasts) == (longer, 21, True)
+        assert fault.lost_s == pytest.approx(80.0, abs=3.0)
+        [summary] = running.summary("llm")
+        assert summary.bottleneck.short_name == longer
+        work(running, agent, clock, range(101, 131))
+        [entry] = running.overview("llm")
+        assert entry["bottleneck"]["name"] == "unknown"
+        assert (entry["past"]["faults"][0]["headline"], entry["past"]["faults"][0]["lasts"]) == (
+            longer,
+            False,
+        )
+        assert entry["past"]["faults"][0]["last_step"] == pytest.approx(100, abs=12)
+        end = Event(
+            kind=EventKind.JOB_ENDED,
+            time_unix_ns=clock.unix_ns(),
+            message="",
+            job="llm",
+            outcome=JobOutcome.COMPLETED,
+        )
+        agent.send(end, sent_unix_ns=clock.unix_ns())
+        running.tick()
+        [summary] = running.summary("llm")
+        assert summary.bottleneck.short_name == longer
+        # Of 210 s.
+        assert summary.bottleneck.gain_ratio == pytest.approx(80 / 210, abs=0.03)
+
+
+def test_after_a_restart_longer_steps_of_before_are_not_said(clock):
+    with aggregator(clock) as running, agent_of(running) as agent:
+        work(running, agent, clock, range(1, 21))
+        work(running, agent, clock, range(21, 81), step_time_s=2.0)
+        assert running.overview("llm")[0]["bottleneck"]["name"] == "longer steps, cause unknown"
+        clock.advance(60.0)
+        work(running, agent, clock, range(11, 15), step_time_s=2.0)
+        assert running.overview("llm")[0]["bottleneck"]["name"] == "unknown"

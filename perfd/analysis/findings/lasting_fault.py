@@ -135,9 +135,9 @@ def _still_unexplained(
     step: int | None,
     newest_step_s: float | None,
 ) -> tuple[LastingFault, Sequence[Finding]] | None:
-    """The same for an unknown cause, which other findings are no effects of; None once it is over, or known.
+    """The same for an unknown cause, which explains no other finding; None once it is over, or known.
 
-    Steps that become longer yet are no reason to forget since when they are longer.
+    Where steps become longer again, since when they are longer is not forgotten.
     """
     head = found[0]
     if _began_anew(prior, step) or any(map(_by_steps_before, found)):
