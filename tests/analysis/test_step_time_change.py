@@ -149,6 +149,57 @@ def test_a_stall_is_new_when_it_stayed_away_for_two_of_its_periods_before():
     assert step_time_change(step_table([9.0, *[1.0] * 10, *stalls]), ()).growth_ratio == pytest.approx(0.12)
 
 
+def test_a_stall_that_doubles_a_step_is_a_growth_when_it_came_twice():
+    assert change(2.1, *[1.0] * 4).growth_ratio == 0
+    assert change(2.1, *[1.0] * 4, 2.1).growth_ratio == pytest.approx(0.22)
+    assert change(1.9, *[1.0] * 4, 1.9).growth_ratio == 0
+    assert changes([2.1, *[1.0] * 4] * 12) == 1
+    assert changes([2.1, *[1.0] * 4, 2.1, *[1.0] * 11]) == 2
+
+
+@pytest.mark.parametrize(
+    ("second_s", "apart", "grown"),
+    [(2.1, 10, True), (2.1, 11, False), (2.1, 2, False), (1.6, 5, False), (2.4, 5, True), (2.6, 5, False)],
+)
+def test_two_stalls_are_a_growth_only_if_alike_and_few_steps_apart(second_s: float, apart: int, grown: bool):
+    found = change(2.1, *[1.0] * (apart - 1), second_s)
+    assert (found.growth_ratio > 0.1) is grown
+
+
+def test_two_stalls_are_a_growth_only_if_they_stayed_away_for_two_of_their_periods_before():
+    stalls = [2.1, 1.0, 1.0, 1.0, 1.0, 2.1]
+    assert step_time_change(step_table([9.0, *[1.0] * 9, *stalls]), ()).growth_ratio == 0
+    # What made steps longer by less, and is over, was no such stall.
+    assert change(*[1.4] * 20, *[1.0] * 3, *stalls).growth_ratio == pytest.approx(0.22, abs=0.02)
+
+
+def test_three_stalls_of_which_one_adds_less_than_half_of_another_are_no_growth():
+    assert change(1.8, *[1.0] * 4, 1.8, *[1.0] * 4, 1.5).growth_ratio > 0.1
+    assert change(1.8, *[1.0] * 4, 1.8, *[1.0] * 4, 1.35).growth_ratio == 0
+
+
+def test_two_stalls_are_no_growth_in_a_job_that_had_many_such_steps_before():
+    stalls = [2.1, 1.0, 1.0, 1.0, 1.0, 2.1]
+    one = [*[1.0] * 30, 2.1, *[1.0] * 30]
+    assert change(*one, *stalls).growth_ratio == 0
+    assert change(*one, *[1.0] * 410, *stalls).growth_ratio == pytest.approx(0.22)
+    assert change(*[1.0] * 30, *[2.1] * 12, *[1.0] * 60, *stalls).growth_ratio == pytest.approx(0.22)
+
+
+def test_two_stalls_of_short_steps_need_to_take_two_seconds_with_the_steps_between():
+    short = [time_s / 20 for time_s in USUAL]
+    assert step_time_change(step_table([*short, 0.9, *[0.05] * 3, 0.9]), ()).growth_ratio == 0
+    found = step_time_change(step_table([*short, 0.95, *[0.05] * 3, 0.95]), ())
+    assert found.growth_ratio > 1
+
+
+def test_stalls_do_not_widen_the_scatter_that_they_are_compared_with():
+    rng = np.random.default_rng(4)
+    young = [9.0, *(1.3 + rng.normal(0.0, 0.1, 10))]
+    stalls = [2.0, *(1.3 + rng.normal(0.0, 0.1, 4))] * 2
+    assert step_time_change(step_table([*young, *stalls, 2.0, 1.3]), ()).growth_ratio > 0.1
+
+
 def test_a_growth_of_unsteady_steps_begins_once_and_ends_once():
     assert changes([*[1.3, 1.05, 1.3, 1.3, 1.3] * 8, *[1.0] * 5]) == 2
 

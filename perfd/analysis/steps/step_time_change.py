@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints, StepTable
-from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, median_of, near_sigma_of
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, median_of, near_sigma_of, sigma_of
 from perfd.analysis.steps.steady_steps import steady_rows
 from perfd.model import Event
 from perfd.thresholds import THRESHOLDS
@@ -30,6 +30,13 @@ _ERRORS = 5.0
 are tried at which a growth may have begun, and steps that follow each other are alike."""
 _SIGMAS = 4.0
 """Of the job's own scatter, by which a single step is a stall."""
+_ALIKE, _CLEAR_ALIKE = 0.5, 0.75
+"""Of what the longest of three stalls, or of two, adds to a step, what each other one adds. Chosen."""
+_CLEAR_STALL_RATIO, _CLEAR_PERIOD_STEPS = 1.0, 10
+"""Two stalls do if each adds a whole step, and they are so few steps apart: of pauses by chance most are
+shorter, farther apart, or unlike. Chosen."""
+_BY_CHANCE = 0.01
+"""How likely the second one may follow so soon, in a job that has had as many such steps before. Chosen."""
 _FEWEST_EARLIER = 10
 """Lines from which a usual step is known, and its scatter, that a stall is compared with."""
 _NEWEST, _NEWEST_S = 50, 5.0
@@ -60,9 +67,9 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
 
     A lasting growth is a tenth, and more than the job's own scatter explains, of lines that take two seconds
     in all, over those just before. It ends with three usual lines in a row. A recurring one is a stall that
-    came three times at equal intervals; its growth is the mean over its last two periods, and it ends when
-    the stall has stayed away for two. What has lasted for long is the usual pace, and so is what recurs from
-    a job's start, as evaluations do.
+    came three times at equal intervals, or twice where it is clear; its growth is the mean over its last two
+    periods, or the one, and it ends when the stall has stayed away for two. What has lasted for long is the
+    usual pace, and so is what recurs from a job's start, as evaluations do.
     """
     rows = steady_rows(steps, events).unmarked
     times = steps.step_time_s[rows]
@@ -74,8 +81,16 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
     baseline_s = median_of(earlier)
     if len(earlier) < _FEWEST_EARLIER or baseline_s is None:
         return None
-    least_s = max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * near_sigma_of(earlier, run))
-    stalled_s = _recurring_s(times, steps.step[rows], times > baseline_s + least_s, run)
+    # Stalls widen differences of neighbors for steps on both sides, and a change of level the spread of all.
+    scatter_s = min(near_sigma_of(earlier, run), sigma_of(earlier) or 0.0)
+    least_s = max(THRESHOLDS.step_regression_ratio * baseline_s, _SIGMAS * scatter_s)
+    long = times > baseline_s + least_s
+    stalled_s = _recurring_s(times, steps.step[rows], long, run)
+    if stalled_s is not None and not _alike(times[long][-run:] - baseline_s, _ALIKE):
+        stalled_s = None
+    clear = long & (times > (1 + _CLEAR_STALL_RATIO) * baseline_s)
+    if stalled_s is None and _alike(times[clear][-2:] - baseline_s, _CLEAR_ALIKE):
+        stalled_s = _twice_s(times, times * steps.steps_covered[rows], steps.step[rows], clear)
     growth = 0.0 if stalled_s is None else stalled_s / baseline_s - 1
     return StepTimeChange(baseline_s=baseline_s, growth_ratio=growth)
 
@@ -145,3 +160,25 @@ def _recurring_s(times: Floats, steps: Ints, long: Bools, count: int) -> float |
     if not bool((quiet[: 1 - count] >= longest_quiet).any()):
         return None
     return float(np.mean(times[first + 1 : last + 1]))
+
+
+def _alike(added_s: Floats, ratio: float) -> bool:
+    """Whether stalls add about as much to a step."""
+    return bool(added_s.min(initial=np.inf) >= ratio * added_s.max(initial=0.0))
+
+
+def _twice_s(times: Floats, took_s: Floats, steps: Ints, clear: Bools) -> float | None:
+    """The same of a stall that came twice, is clear by itself, and did not come for two periods before."""
+    places = np.flatnonzero(clear)
+    if len(places) < 2:
+        return None
+    first, last = places[-2:].tolist()
+    earlier = int(places[-3]) if len(places) > 2 else -1
+    near = steps[last] - steps[first] <= _CLEAR_PERIOD_STEPS
+    is_new = first - earlier > _QUIET_PERIODS * (last - first)
+    if not (near and is_new) or took_s[first : last + 1].sum() < _LEAST_S:
+        return None
+    # Several such steps in a row are another pace.
+    stalls = clear[:first] & ~np.append(False, clear[: first - 1]) & ~clear[1 : first + 1]
+    by_chance = (last - first) * np.count_nonzero(stalls) > _BY_CHANCE * first
+    return None if by_chance else _recurring_s(times, steps, clear, 2)

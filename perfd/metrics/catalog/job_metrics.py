@@ -106,7 +106,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
         "Growth of step time over the baseline: 0.1 is 10% slower, 0 without. A growth is that of lines "
         "that take 2 s in all over the eight before: 10%, of only two lines 25%, and five standard errors. "
         "It ends with three usual lines in a row. A periodic stall is one when it came three times at equal "
-        "intervals.",
+        "intervals, or twice if each doubled a step and none did before.",
         source="perfd.analysis",
         absent="Without a baseline.",
     ),
