@@ -16,6 +16,7 @@ from perfd.aggregator.jobs import JobState
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
 from perfd.aggregator.state import AggregatorState, Derived, JobNumbers, StateKey, all_compute, state_key
 from perfd.aggregator.summary_turns import (
+    GPUS_IN_EACH_ROUND,
     GPUS_PER_SECOND,
     SummaryTurn,
     WaitingJob,
@@ -150,7 +151,8 @@ class JobSummaries:
         with self._state.lock:
             # Most rounds rest, and need not look at each node of calm jobs.
             waiting += [one for job, one in calm if self._has_news(one.name, job, now_s)]
-        self._interval_s = min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
+        few = all_gpus <= GPUS_IN_EACH_ROUND
+        self._interval_s = math.inf if few else min(float(all_gpus // GPUS_PER_SECOND), _OLDEST_ASKED_S)
         self._turn = next_turn(
             waiting,
             all_gpus=all_gpus,
@@ -188,7 +190,8 @@ class JobSummaries:
     def live(self, job: str, now_unix_s: float) -> Derived | None:
         """Numbers over the newest steps; None when the job is gone or its analysis failed.
 
-        They are as old as their cost asks for: a second with few GPUs and jobs, four with 4,096 GPUs or more.
+        They are as old as their cost asks for, four seconds with 4,096 GPUs or more. With few GPUs each round
+        makes them, and a request changes nothing: a replay, which has none, comes to the same verdicts.
         """
         known = self._live.newest.get(job)
         if known is not None and 0 <= self._clock.monotonic_s() - known.made_s < self._interval_s:
@@ -208,7 +211,7 @@ class JobSummaries:
             elif not memory.verdict.pending:
                 return derived
             steady = replace(derived, summary=self._steadied(job, derived.summary, now_unix_s))
-            self._live.newest[job] = steady
+            self._live.keep(job, steady)
             return steady
         self._live.newest.pop(job, None)
         return None
@@ -220,6 +223,7 @@ class JobSummaries:
             derived = self._whole.derive(job, now_unix_s, self._clock.monotonic_s())
             if derived is None:
                 return None
+            self._whole.keep(job, derived)
             memory = self._jobs[job]
             found = without_last_of_late_hosts(memory.lasting, derived.summary.findings)
             summary = self._with_past(job, replace(derived.summary, findings=found))

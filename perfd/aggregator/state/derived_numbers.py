@@ -50,10 +50,10 @@ class JobNumbers:
         self._settings = settings
         self._rows = rows
         self.newest: dict[str, Derived] = {}
-        """By job, what was derived last."""
+        """By job, what was kept last. Any thread may read it."""
 
     def derive(self, name: str, now_unix_s: float, now_s: float) -> Derived | None:
-        """The numbers of a job as it is now; None when it is gone."""
+        """The numbers of a job as it is now, which are those kept if nothing changed; None when it is gone."""
         fleet = self._state.fleet
         with self._state.lock:
             job = fleet.jobs.get(name)
@@ -64,12 +64,15 @@ class JobNumbers:
             if old is not None and old.key == key:
                 return old
             data = job_data(fleet, job, now_unix_s=now_unix_s, now_s=now_s, window_steps=self._rows)
-        derived = Derived(key, _without_samples(data), summarise(data, self._settings), now_s)
+        return Derived(key, _without_samples(data), summarise(data, self._settings), now_s)
+
+    def keep(self, name: str, derived: Derived) -> None:
+        """Let others read the numbers of a job, and derive no others while nothing changes."""
         with self._state.lock:
+            job = self._state.fleet.jobs.get(name)
             # A request may still be at work on a job that a round has just forgotten.
-            if fleet.jobs.get(name) is job:
+            if job is not None and derived.key[0] == id(job):
                 self.newest[name] = derived
-        return derived
 
     def since(self, name: str, now_unix_s: float, now_s: float, since_unix_s: float) -> JobSummary | None:
         """The summary from a moment on, made anew each time; None when the job is gone."""
