@@ -30,13 +30,20 @@ from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.causal_graph import EXPLAINS
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
-from perfd.analysis.findings.verdict import Moment, Verdict
+from perfd.analysis.findings.same_fault import (
+    far_costlier,
+    has_effect,
+    is_same,
+    seen_otherwise,
+    was_its_effect,
+    weight,
+    with_others,
+)
+from perfd.analysis.findings.verdict import Moment, Verdict, apart
 from perfd.thresholds import THRESHOLDS
 
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
 _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_FAILED})
-_OF_ONE_RANK = frozenset({Kind.STRAGGLER, Kind.PERIODIC_STALL, Kind.LATE_HOSTS})
-"""Of the same rank, or its role, these are one fault."""
 _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
 _CONFIRMED_S = 1.0
 """A rank that is blamed again after so long, and a step later, is not blamed by one odd round. Chosen."""
@@ -56,7 +63,6 @@ _GAP_S = 2.0
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
-_MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
 
 
 def steady_verdict(
@@ -114,11 +120,11 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
-    if prior.blamed is None or over or _has_effect(head, prior.blamed):
+    if prior.blamed is None or over or has_effect(head, prior.blamed):
         return verdict, findings
     still, otherwise = _found_still(prior.blamed, found)
     once = still is None and not otherwise and not prior.confirmed and bool(prior.blamed.culprits)
-    if once or (still is not None and _far_costlier(head, still)):
+    if once or (still is not None and far_costlier(head, still)):
         return verdict, findings
     blamed = still or prior.blamed
     shown = blamed if otherwise or still is not None else _may_be_over(blamed)
@@ -140,12 +146,12 @@ def _still_blamed(
     if blamed is None:
         return None
     shown_slow = (blamed.kind, head.kind) == (Kind.LATE_HOSTS, Kind.STRAGGLER)
-    if _seen_otherwise(blamed, head, more=held) and (held or not shown_slow):
+    if seen_otherwise(blamed, head, more=held) and (held or not shown_slow):
         # One fault keeps its name, and in time has the figures of what still finds it.
         shown = blamed if held else replace(_with_figures(blamed, head), evidence=head.evidence)
         return shown, _at_front(shown, found[1:])
     effect = prior.confirmed and _explained(blamed, prior.blamed_since, head)
-    if held and (effect or _with_others(blamed, head)):
+    if held and (effect or with_others(blamed, head)):
         return blamed, _at_front(_may_be_over(blamed), found[1:])
     less = held and prior.confirmed and _costs_less(blamed, head, now)
     return (blamed, _at_front(_may_be_over(blamed), found)) if less else None
@@ -153,24 +159,24 @@ def _still_blamed(
 
 def _costs_less(blamed: Finding, head: Finding, now: Moment) -> bool:
     """Whether a round finds another rank, not the blamed one, which costs less and did not just begin."""
-    other = bool(blamed.culprits) and _blames_rank(head) and not _same(blamed, head)
+    other = bool(blamed.culprits) and _blames_rank(head) and not is_same(blamed, head)
     news = head.kind in _OVER_AT_ONCE or _just_began(head, now)
-    return other and not news and _weight(head) < (1 - _AS_MUCH) * _weight(blamed)
+    return other and not news and weight(head) < (1 - _AS_MUCH) * weight(blamed)
 
 
 def _found_still(blamed: Finding, found: Sequence[Finding]) -> tuple[Finding | None, bool]:
     """The same finding behind a round's first one, and whether there is another one of that rank's fault."""
-    still = next((one for one in found if _same(one, blamed)), None)
-    return still, any(_seen_otherwise(blamed, one, more=False) for one in found)
+    still = next((one for one in found if is_same(one, blamed)), None)
+    return still, any(seen_otherwise(blamed, one, more=False) for one in found)
 
 
 def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
     none = replace(prior, blamed=None, blamed_since=None, confirmed=False, cleared_since=None)
     if head.kind in _OVER_AT_ONCE:
         return none
-    again = prior.blamed is not None and _same(prior.blamed, head)
+    again = prior.blamed is not None and is_same(prior.blamed, head)
     since = (prior.blamed_since if again else None) or now
-    confirmed = again and (prior.confirmed or _apart(since, now, 1, _CONFIRMED_S))
+    confirmed = again and (prior.confirmed or apart(since, now, 1, _CONFIRMED_S))
     # The first headline that blames no rank does not begin to wait once this is over.
     seen_since = now if prior.settled is None and prior.missed_since is None else prior.missed_since
     return replace(none, blamed=head, blamed_since=since, confirmed=confirmed, missed_since=seen_since)
@@ -185,15 +191,15 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     times = _patience(settled, head, blamed=prior.blamed is not None)
     if _just_began(head, now) or _lasted(since, now, times):
         return _found(prior, head, now), found
-    if _same(settled, head):
+    if is_same(settled, head):
         if not _mixes(settled, head):
             return _found(prior, head, now), found
         return replace(_found(prior, settled, now), missed_since=since), _at_front(settled, found)
-    still = next((one for one in found if _same(one, settled)), None)
+    still = next((one for one in found if is_same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
     # Evidence has gaps, so what a round misses counts as found last, unless its cause is found instead.
     counted = still if settled.kind in EXPLAINS.get(head.kind, {}) else still or settled
-    if blamed_before or (_far_costlier(head, counted) and not _was_its_effect(head, settled)):
+    if blamed_before or (far_costlier(head, counted) and not was_its_effect(head, settled)):
         return _found(prior, head, now), found
     held = still or settled
     return replace(_found(prior, held, now), missed_since=since), _at_front(held, found)
@@ -218,7 +224,7 @@ def _too_early(head: Finding) -> Finding:
 
 
 def _found(prior: Verdict, settled: Finding, now: Moment) -> Verdict:
-    again = prior.settled is not None and _same(prior.settled, settled)
+    again = prior.settled is not None and is_same(prior.settled, settled)
     return Verdict(settled=settled, settled_since=(prior.settled_since if again else None) or now)
 
 
@@ -240,49 +246,15 @@ def _last_of_late_hosts(prior: Verdict, settled: Finding, head: Finding, now: Mo
     since = prior.missed_since or now
     if not of_all or head.kind is not Kind.STRAGGLER or now.unix_s - since.unix_s > _GAP_S:
         return False
-    again = prior.blamed is not None and _same(prior.blamed, head)
+    again = prior.blamed is not None and is_same(prior.blamed, head)
     other = abs((head.gain_ratio or 0.0) - (settled.gain_ratio or 0.0))
     return not again and other <= _AS_MUCH * (settled.gain_ratio or 0.0)
-
-
-def _seen_otherwise(blamed: Finding, head: Finding, *, more: bool) -> bool:
-    """Whether a round's first finding is the fault of the blamed rank, by steps with and without it.
-
-    With `more` only if it costs not far more so: that shows it better.
-    """
-    kinds = {blamed.kind, head.kind}
-    if not blamed.culprits or len(kinds) == 1 or not kinds <= _OF_ONE_RANK:
-        return False
-    same = blamed.culprits == head.culprits or _of_same_ranks(blamed, head)
-    return same and not (more and _far_costlier(head, blamed))
-
-
-def _with_others(blamed: Finding, head: Finding) -> bool:
-    """Whether a round's first finding is that fault, with the ranks that are late with the blamed one."""
-    if not blamed.culprits or not {blamed.kind, head.kind} <= _OF_ONE_RANK:
-        return False
-    return not head.culprits and bool(head.ranks) and set(blamed.concerned_ranks) <= set(head.ranks)
-
-
-def _of_same_ranks(blamed: Finding, head: Finding) -> bool:
-    """Whether both are about the same ranks, one by their role."""
-    return bool(blamed.concerned_ranks) and list(blamed.concerned_ranks) == list(head.concerned_ranks)
 
 
 def _mixes(settled: Finding, head: Finding) -> bool:
     """Whether a loss was known since it began, and is now a mean over steps with and without it."""
     less = settled.since_step is not None and (head.gain_ratio or 0.0) < (settled.gain_ratio or 0.0)
     return less and head.since_step is None and settled.kind is not Kind.UNKNOWN
-
-
-def _has_effect(head: Finding, blamed: Finding) -> bool:
-    return any((one.kind, one.culprits) == (blamed.kind, blamed.culprits) for one in head.effects)
-
-
-def _was_its_effect(head: Finding, settled: Finding | None) -> bool:
-    """Whether what the headline explained goes on, and only the evidence of that cause is under its bound."""
-    effects = () if settled is None else settled.effects
-    return any((one.kind, one.culprits) == (head.kind, head.culprits) for one in effects)
 
 
 def _with_figures(headline: Finding, head: Finding) -> Finding:
@@ -300,27 +272,13 @@ def _may_be_over(blamed: Finding) -> Finding:
 
 
 def _at_front(held: Finding, found: Sequence[Finding]) -> Sequence[Finding]:
-    return (held, *(one for one in found if not _same(one, held) and one.kind not in _NO_CAUSE))
-
-
-def _same(one: Finding, other: Finding) -> bool:
-    return (one.kind, one.culprits) == (other.kind, other.culprits)
+    return (held, *(one for one in found if not is_same(one, held) and one.kind not in _NO_CAUSE))
 
 
 def _blames_rank(finding: Finding) -> bool:
     if finding.kind in _AT_ONCE:
         return finding.kind is not Kind.STRAGGLER or bool(finding.culprits)
     return finding.kind not in _OF_PAST and any(culprit.kind == "rank" for culprit in finding.culprits)
-
-
-def _far_costlier(head: Finding, still: Finding | None) -> bool:
-    """Than the previous one, if it is still found. Clocks and links are slow for a moment now and then."""
-    more = _weight(head) - (0.0 if still is None else _weight(still))
-    return head.kind not in _MOMENTARY and more >= THRESHOLDS.verdict_margin_ratio
-
-
-def _weight(finding: Finding) -> float:
-    return finding.confidence * (finding.gain_ratio or 0.0)
 
 
 def _young(since: Moment, now: Moment) -> bool:
@@ -340,19 +298,14 @@ def _patience(settled: Finding | None, head: Finding, *, blamed: bool) -> float:
         return _NO_EVIDENCE
     if settled is not None and settled.kind in COMPUTATION and head.kind in COMPUTATION:
         return 1.0 if blamed else _NO_CHANGE
-    little = head.kind is Kind.UNKNOWN or _was_its_effect(head, settled)
+    little = head.kind is Kind.UNKNOWN or was_its_effect(head, settled)
     return _LITTLE_EVIDENCE if little and not blamed else 1.0
 
 
 def _lasted(since: Moment, now: Moment, times: float = 1.0) -> bool:
     steps, seconds = THRESHOLDS.verdict_hold_steps_count, THRESHOLDS.verdict_hold_s
-    return _apart(since, now, times * steps, times * seconds)
+    return apart(since, now, times * steps, times * seconds)
 
 
 def _cleared(since: Moment, now: Moment) -> bool:
-    return _apart(since, now, THRESHOLDS.blame_hold_steps_count, THRESHOLDS.blame_hold_s)
-
-
-def _apart(since: Moment, now: Moment, least_steps: float, least_s: float) -> bool:
-    """By the duration of that many steps, which also passes after the last line of a log."""
-    return now.unix_s - since.unix_s >= max(least_s, least_steps * (now.step_s or 0.0))
+    return apart(since, now, THRESHOLDS.blame_hold_steps_count, THRESHOLDS.blame_hold_s)

@@ -49,3 +49,8 @@ class Verdict:
     def pending(self) -> bool:
         """Whether time alone can change the headline."""
         return self.missed_since is not None or self.cleared_since is not None
+
+
+def apart(since: Moment, now: Moment, least_steps: float, least_s: float) -> bool:
+    """By the duration of that many steps, which also passes after the last line of a log."""
+    return now.unix_s - since.unix_s >= max(least_s, least_steps * (now.step_s or 0.0))
