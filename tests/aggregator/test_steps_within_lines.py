@@ -110,6 +110,22 @@ def test_steps_that_become_longer_between_two_lines_are_a_growth(seen_s: float, 
     assert (change.growth_ratio if change else 0.0) == pytest.approx(growth, rel=0.1)
 
 
+@pytest.mark.parametrize(("of_line_s", "known"), [(1.9, True), (2.1, False)])
+def test_operations_that_repeat_far_more_often_than_lines_count_steps_are_parts_of_steps(
+    of_line_s: float, known: bool
+) -> None:
+    # Twelve micro-batches in a step of the log, by its lines: none of them is a step.
+    made, _ = played(covered=5, slow_from=100)
+    steps = snapshot(made).steps
+    lines = replace(steps, step_time_s=np.full(len(steps), of_line_s * FAST_S))
+    found = made.jobs["job"].operation_steps
+
+    assert (found.within(lines) is not None) is known
+    # One line with a pause says nothing of the others.
+    paused = np.append(lines.step_time_s[:-1], 10.0)
+    assert (found.within(replace(lines, step_time_s=paused)) is not None) is known
+
+
 @pytest.mark.parametrize("seen_s", [3.1, 4.1, 5.1])
 def test_operations_that_come_later_than_lines_keep_the_numbers_of_their_own_steps(seen_s: float) -> None:
     made, timeline = played(covered=5, seen_s=seen_s)

@@ -10,7 +10,8 @@ import numpy as np
 
 from perfd.aggregator.jobs.step_tables import StepRows
 from perfd.aggregator.operations import FoundSteps, OperationSteps
-from perfd.analysis.data.job_data import OperationPace, StepsWithinLines, StepTable
+from perfd.analysis.data.job_data import Floats, OperationPace, StepsWithinLines, StepTable
+from perfd.analysis.data.robust_stats import median
 from perfd.model import CollectiveTimes, TrainingStep
 
 _PRINTED_S = 0.25
@@ -21,6 +22,9 @@ _MOST_TOGETHER = 64
 """Chosen: models have fewer layers that are alike per bucket of gradients, and steps fewer micro-batches."""
 _UNSURE = 0.3
 """How far from a whole number the steps by operations in one of the log's may seem."""
+_PART, _NEWEST_LINES, _NEWEST_ROWS = 0.5, 3, 64
+"""Of a step by the shortest of the newest lines: the median of the newest rows is less where these are parts
+of steps, such as micro-batches. Chosen."""
 _STANDARD_ERRORS = 3.0
 """Of that ratio, which must be within the same distance. Chosen: chance exceeds it in fewer than 1 of 300."""
 
@@ -149,7 +153,10 @@ class OperationStepRows:
         return _whole(slope, error)
 
     def within(self, lines: StepTable) -> StepsWithinLines | None:
-        """Steps one by one, by the numbers of the log's lines; None unless the newest covers several."""
+        """Steps one by one, by the numbers of the log's lines; None unless the newest covers several.
+
+        Nor where lines show operations to repeat within a step: their times are not those of steps.
+        """
         pace, found = self.pace, self._rows.table()
         if pace is None or not pace.exact or not len(lines) or lines.steps_covered[-1] < 2:
             return None
@@ -161,10 +168,18 @@ class OperationStepRows:
         known = np.flatnonzero((ended > 0) & (since_s < lines.step_time_s))
         if not len(known):
             return None
+        if _are_parts(found.step_time_s[: ended[known[-1]]], lines.step_time_s):
+            return None
         shift = int(lines.step[known[-1]] - found.step[ended[known[-1]] - 1])
         pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step + shift)
         steps = replace(found, step=found.step + shift)
         return StepsWithinLines(steps=steps, pace=replace(pace, pauses=pauses))
+
+
+def _are_parts(rows_s: Floats, lines_s: Floats) -> bool:
+    """Whether rows are far shorter than the steps of the newest lines."""
+    by_lines_s = float(np.fmin.reduce(lines_s[-_NEWEST_LINES:]))
+    return float(median(rows_s[-_NEWEST_ROWS:])) < _PART * by_lines_s
 
 
 def _whole(ratio: float, error: float) -> int | None:
