@@ -78,6 +78,7 @@ class _JobMemory:
     found: Sequence[Finding] = ()
     """In the newest round, before an earlier headline was held."""
     verdict: Verdict = field(default_factory=Verdict)
+    newest_step_s: float | None = None
     lasting: LastingFault | None = None
     """What began while it ran and goes on."""
     faults: FaultHistory | None = None
@@ -331,7 +332,7 @@ class JobSummaries:
 
     def _steadied(self, job: str, summary: JobSummary, now_unix_s: float) -> JobSummary:
         """The summary with the headline of earlier rounds, until another one has lasted."""
-        steps = summary.steps
+        steps, memory = summary.steps, self._jobs[job]
         newest = None if steps.source is StepSource.NCCL else steps.last
         moment = Moment(
             unix_s=now_unix_s,
@@ -339,8 +340,8 @@ class JobSummaries:
             steady_steps=0 if steps.of_earlier_start else steps.steady_steps_count,
             step_s=summary.step_time_s.median,
             newest_step=steps.last,
+            newest_step_s=memory.newest_step_s,
         )
-        memory = self._jobs[job]
         memory.verdict, findings = steady_verdict(memory.verdict, memory.found, moment)
         summary = replace(summary, findings=findings)
         with self._state.lock:
@@ -348,10 +349,8 @@ class JobSummaries:
                 return summary
             earlier, ended_unix_s = known.attempts.earlier_faults, known.ended_unix_s
         # Rounds after the end find what the last steps show.
-        seen_unix_s = now_unix_s if ended_unix_s is None else min(now_unix_s, ended_unix_s)
-        moment = replace(moment, unix_s=seen_unix_s)
-        if memory.faults is None:
-            memory.faults = FaultHistory(earlier)
+        moment = replace(moment, unix_s=min(now_unix_s, ended_unix_s or math.inf))
+        memory.faults = memory.faults or FaultHistory(earlier)
         memory.faults.take(findings, moment)
         return self._with_past(job, summary)
 
@@ -376,12 +375,13 @@ class JobSummaries:
 
 def _find(memory: _JobMemory, derived: Derived, now_unix_s: float) -> None:
     """Note what a round found, with the fault that goes on though its evidence is of long ago."""
+    memory.newest_step_s = _newest_step_s(derived.data.steps)
     memory.lasting, memory.found = with_lasting_fault(
         memory.lasting,
         derived.summary.findings,
         unix_s=now_unix_s,
         step=derived.summary.steps.last,
-        newest_step_s=_newest_step_s(derived.data.steps),
+        newest_step_s=memory.newest_step_s,
         makes_steps=not derived.summary.steps.of_earlier_start and without_steps(derived.data) is None,
     )
 

@@ -319,6 +319,13 @@ def test_a_change_has_the_error_of_the_steps_with_the_fault_and_not_of_those_aft
     assert (even.before_s, even.since_s, even.error_ratio) == (0.8, 1.0, 0.0)
     assert (uneven.before_s, uneven.since_s) == (0.8, 1.0)
     assert 0.03 < uneven.error_ratio < 0.1
+    # That of a gain is of the steps before, too.
+    before = step_change(np.array([0.7, 0.8, 0.9] * 3 + [1.0] * 5), LateStretch(steps=5))
+    assert before is not None
+    assert (even.error_of_gain, before.error_ratio) == (0.0, 0.0)
+    assert before.error_of_gain == pytest.approx(before.before_error_s)
+    assert 0.02 < before.error_of_gain < 0.1
+    assert uneven.error_of_gain == pytest.approx(0.8 * uneven.error_ratio)
 
 
 def test_peers_have_the_same_stage_tensor_position_and_experts() -> None:

@@ -169,3 +169,24 @@ def test_without_gpus_hosts_that_never_sleep_may_limit_a_job_and_this_is_said(
     assert any("No GPU is read" in sentence for one in missing for sentence in one.evidence) is (
         asleep < 0.05
     )
+
+
+@pytest.mark.parametrize(("scatter", "tentative"), [(0.0, False), (0.6, False), (0.9, True)])
+def test_of_a_rank_that_is_late_by_little_more_than_it_scatters_one_look_is_too_little(
+    scatter: float, tentative: bool
+) -> None:
+    """As in recordings random42 and random62, whose hosts were late for a second or two, as if by a fault."""
+    by_chance = np.random.default_rng(1).uniform(-1.0, 1.0, 60)
+    lagging = lags(60, 2, {0: 0.05})
+    lagging[:, 1] = np.maximum(0.0, 0.2 * STEP_S * (1 + scatter * by_chance))
+    table = step_table([STEP_S] * 60)
+    data = job_data(
+        table,
+        description=description(world_size=2, dp=2),
+        collectives=[gradients(lagging, buckets=1, operations_per_s=1 / STEP_S)],
+        nccl=[NcclTime(rank=rank, busy_s=2.5, span_s=10.0, lost_operations=0) for rank in range(2)],
+        now_unix_s=float(table.time_unix_s[-1]),
+    )
+    head = summary(data).bottleneck
+    assert head.kind is Kind.STRAGGLER
+    assert head.tentative is tentative

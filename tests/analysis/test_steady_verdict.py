@@ -15,6 +15,7 @@ from perfd.thresholds import THRESHOLDS
 
 LAUNCH = Finding(kind=Kind.LAUNCH_BOUND, confidence=0.6, gain_ratio=0.15)
 HOST = Finding(kind=Kind.HOST_BOUND, confidence=0.4, gain_ratio=0.2)
+WAITING = Finding(kind=Kind.DATA_LOADING, confidence=0.4, gain_ratio=0.2, since_step=90)
 COSTLY = Finding(kind=Kind.COMMUNICATION, confidence=0.8, gain_ratio=0.5)
 THROTTLED = Finding(kind=Kind.THROTTLING, confidence=0.8, gain_ratio=0.5)
 UNKNOWN = Finding(kind=Kind.UNKNOWN, confidence=0.0)
@@ -72,7 +73,7 @@ def test_other_evidence_that_lasts_is_one_change():
 
 
 def test_an_unknown_cause_is_replaced_after_half_as_long_and_comes_back_after_twice_as_long():
-    for cause in (COMPUTE, HOST):
+    for cause in (COMPUTE, WAITING):
         said = heads([UNKNOWN] * 5 + [cause] * 20 + [UNKNOWN] * 20)
         assert said.index(cause) == 5 + HOLD_S / 2
         assert said.index(UNKNOWN, 10) == 25 + 2 * HOLD_S
@@ -330,15 +331,26 @@ def test_more_frequent_looks_at_the_same_change_no_headline_that_seldom_ones_hav
 NOTHING = Finding(kind=Kind.NONE, confidence=0.4)
 
 
-@pytest.mark.parametrize(("one", "other"), [(COMPUTE, UNKNOWN), (HOST, UNKNOWN)])
+@pytest.mark.parametrize(("one", "other"), [(COMPUTE, UNKNOWN), (WAITING, UNKNOWN)])
 def test_an_unknown_cause_replaces_a_headline_only_after_twice_the_time(one: Finding, other: Finding):
     said = heads([one] * 5 + [other] * 20)
     assert said.index(other) == 5 + 2 * HOLD_S
 
 
-def test_what_differs_by_a_threshold_only_is_replaced_after_a_minute():
-    said = heads([NOTHING] * 5 + [COMPUTE] * 80)
-    assert said.index(COMPUTE) == 5 + 8 * HOLD_S
+@pytest.mark.parametrize(("one", "other"), [(NOTHING, COMPUTE), (HOST, UNKNOWN), (LAUNCH, UNKNOWN)])
+def test_what_differs_by_a_threshold_only_is_replaced_after_a_minute(one: Finding, other: Finding):
+    said = heads([one] * 5 + [other] * 80)
+    assert said.index(other) == 5 + 8 * HOLD_S
+
+
+def test_an_unknown_cause_replaces_a_share_of_time_sooner_if_steps_take_otherwise_than_before():
+    verdict, said = Verdict(), list[Finding]()
+    for at_s in range(30):
+        step_s = 0.4 if at_s < 5 else 0.5
+        now = Moment(unix_s=at_s, step=100 + at_s, steady_steps=100, step_s=step_s)
+        verdict, found = steady_verdict(verdict, [HOST if at_s < 5 else UNKNOWN], now)
+        said.append(found[0])
+    assert said.index(UNKNOWN) == 5 + 2 * HOLD_S
 
 
 @pytest.mark.parametrize("other", [UNKNOWN, COMPUTE, COSTLY, Finding(kind=Kind.LATE_HOSTS, confidence=0.6)])
@@ -530,3 +542,53 @@ def test_contention_on_the_host_of_a_rank_over_the_last_half_minute_is_no_news_a
 def test_longer_steps_of_an_unknown_cause_are_no_longer_said_as_soon_as_rounds_do_not_find_them():
     longer = replace(UNKNOWN, gain_ratio=0.3, step_s=1.0, since_step=10)
     assert heads([UNKNOWN] * 3 + [longer] * 9 + [UNKNOWN] * 2)[-3:] == [longer, UNKNOWN, UNKNOWN]
+
+
+def little(rank: int) -> Finding:
+    return replace(slow(rank), tentative=True)
+
+
+def test_a_rank_that_is_late_by_little_is_blamed_once_a_second_look_finds_it():
+    once = heads([HOST] * 3 + [little(3)] + [HOST] * 3)
+    assert once == [HOST] * 7
+    twice = heads([HOST] * 3 + [little(3)] * 2 + [HOST])
+    assert twice[:5] == [HOST] * 4 + [slow(3)]
+    # Nor is it in the list meanwhile.
+    verdict, now = Verdict(settled=HOST, steady_steps=50), Moment(unix_s=1.0, step=90, steady_steps=50)
+    assert list(steady_verdict(verdict, [little(3), LAUNCH], now)[1]) == [HOST, LAUNCH]
+    # Of another rank there is nothing yet, and none before the first headline.
+    assert slow(2) not in heads([HOST] * 3 + [little(3), little(2), HOST])
+    assert [one.kind for one in heads([little(3)])] == [Kind.UNKNOWN]
+    # Evidence that is clear needs no other look.
+    assert heads([HOST] * 3 + [slow(3)])[3] == slow(3)
+
+
+def test_a_second_look_may_find_the_late_rank_with_others_that_wait_for_it():
+    together = Finding(kind=Kind.STRAGGLER, confidence=0.4, gain_ratio=0.2, ranks=(1, 3))
+    assert heads([HOST] * 3 + [little(3), together])[4] == slow(3)
+    assert heads([HOST] * 3 + [little(2), together])[4] != slow(2)
+
+
+def test_a_rank_is_not_blamed_first_for_steps_that_are_over():
+    over = replace(slow(3), may_be_over=True)
+    assert heads([HOST] * 3 + [over] * 5) == [HOST] * 8
+    # It goes on being named where it was before.
+    assert heads([HOST] * 3 + [slow(3)] * 3 + [over] * 2)[-1] == over
+
+
+@pytest.mark.parametrize(("newest_step_s", "held"), [(0.4, False), (0.44, False), (0.46, True), (None, True)])
+def test_blame_is_held_over_a_gap_in_the_evidence_and_not_once_steps_are_short_again(
+    newest_step_s: float | None, held: bool
+):
+    # Steps took 0.4 s before and take 0.5 s with it.
+    blamed = replace(slow(3), step_s=0.5, longer_for_s=4.0)
+    verdict = Verdict(settled=HOST, steady_steps=50)
+    for at_s in range(3):
+        now = Moment(unix_s=at_s, step=100 + 2 * at_s, steady_steps=50, step_s=0.4, newest_step_s=0.5)
+        verdict, found = steady_verdict(verdict, [blamed], now)
+    for at_s in (3, 4):
+        step = 102 + 2 * at_s
+        now = Moment(unix_s=at_s, step=step, steady_steps=50, step_s=0.4, newest_step_s=newest_step_s)
+        verdict, found = steady_verdict(verdict, [HOST], now)
+        assert at_s > 3 or found[0].kind is Kind.STRAGGLER
+    assert found[0].kind is (Kind.STRAGGLER if held else Kind.HOST_BOUND)

@@ -29,8 +29,10 @@ def gains_of_late(
     caused: Floats,
     step_time_s: Floats,
     together: Bools | None,
-) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+) -> tuple[Floats, Floats, Floats, Floats, Floats, Floats]:
     """By rank: its gain, the error of that, the step of which it is a share, for how long it is over and was.
+
+    And last the error with that of the steps before, where the gain is by how much steps became longer.
 
     The costliest ranks are replayed; the gain of the others is how long they are waited for, with error 0. If
     a rank became slow, its gain is by how much steps became longer since, if its peers wait that long: of
@@ -40,14 +42,15 @@ def gains_of_late(
     A process with several GPUs that waits for one of them launches nothing on the others: these idle, rather
     than wait in an operation. So there steps may be longer by more than that.
     """
-    gains, errors = np.array(caused), np.zeros(len(caused))
+    gains, errors, doubts = np.array(caused), np.zeros(len(caused)), np.zeros(len(caused))
     of_step_s = np.full(len(caused), losses.step_time_s(window, step_time_s))
     over, late_for = np.full((2, len(caused)), np.nan)
     costly = highest(np.nan_to_num(caused), _MOST_REPLAYED)
     costly = costly[np.nan_to_num(caused)[costly] >= _LEAST_REPLAYED]
     if not len(costly):
-        return gains, errors, of_step_s, over, late_for
+        return gains, errors, of_step_s, over, late_for, doubts
     replayed, errors[costly] = losses.gains(window, costly, step_time_s)
+    doubts[costly] = errors[costly]
     gains[costly] = np.clip(replayed, 0.0, 1.0)
     for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio / 2].tolist():
         late, others_late = losses.late_steps(place)
@@ -74,7 +77,10 @@ def gains_of_late(
         least = max(gain, float(most[0]))
         most_ratio = 1.0 if together is not None and together[place] else least
         gains[place] = np.clip(change.gain_ratio, 0.0, most_ratio)
-        errors[place] = min(errors[place], change.error_ratio)
+        errors[place] = doubts[place] = min(errors[place], change.error_ratio)
+        if change.gain_ratio > gain:
+            # What a replay does not show rests on how long steps took before, too.
+            doubts[place] = change.error_of_gain
         of_step_s[place] = change.since_s
         over[place] = stretch.over if stretch.over >= _OVER else np.nan
-    return gains, errors, of_step_s, over, late_for
+    return gains, errors, of_step_s, over, late_for, doubts

@@ -69,6 +69,8 @@ class NcclRank:
     """If it was late and is not any more, for how many steps; None while it is, and if that is unknown."""
     late_for_steps: float | None = None
     """In how many steps it has been late, of those that are held; None where that was not looked at."""
+    gain_doubt_ratio: float | None = None
+    """`gain_error_ratio` with that of the steps before, where the gain is by how much steps became longer."""
     seen_ratio: float | None = None
     """Of its operations, those that all of their ranks reported: the least of any communicator."""
 
@@ -226,7 +228,7 @@ class RankTally:
             late.last,
             late.persistence,
         )
-        gain, error, of_step_s, over, late_for, last, persistence = (
+        gain, error, of_step_s, over, late_for, doubt, last, persistence = (
             np.where(known_peers, column[ranks], np.nan) for column in reported
         )
         if step_s is None and np.isfinite(busy).any():
@@ -239,7 +241,7 @@ class RankTally:
         roles = np.where(np.isfinite(gain), self._roles[ranks], -1)
         slowdown = by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), roles, np.divide)
         excess = by_peers(-waited / longer, roles, np.subtract)
-        of_gain = gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for
+        of_gain = gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for, doubt
         columns = busy, wait, *of_gain, self.seen[ranks]
         late_sets = []
         for of_place in sets:

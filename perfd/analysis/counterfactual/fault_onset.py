@@ -129,6 +129,8 @@ class StepChange:
     since_s: float
     error_s: float
     """The standard error of `since_s`."""
+    before_error_s: float = 0.0
+    """And that of `before_s`."""
 
     @property
     def gain_ratio(self) -> float:
@@ -139,6 +141,11 @@ class StepChange:
     def error_ratio(self) -> float:
         """`error_s`, as a share of a step."""
         return self.error_s / self.since_s
+
+    @property
+    def error_of_gain(self) -> float:
+        """The standard error of `gain_ratio`."""
+        return math.hypot(self.before_error_s, self.error_s * self.before_s / self.since_s) / self.since_s
 
 
 def step_change(
@@ -207,5 +214,8 @@ def _change(step_time_s: Floats, newest: int, over: int) -> StepChange | None:
     if len(before) < _FEWEST_BEFORE or not len(since) or not np.median(since) > 0:
         return None
     return StepChange(
-        before_s=float(np.median(before)), since_s=float(np.median(since)), error_s=float(median_error(since))
+        before_s=float(np.median(before)),
+        since_s=float(np.median(since)),
+        error_s=float(median_error(since)),
+        before_error_s=float(median_error(before)),
     )

@@ -42,6 +42,8 @@ _SIGMAS = 5.0
 lengths, one comes last in nearly all blocks of a window by chance in 1 of 100 windows. With 3 sigmas, one of
 them would be named in 1 of 500, with 5 in 1 of 11,000 (400,000 simulated windows of 30 steps, normal and
 uniform times)."""
+_SURE_SIGMAS = 7.0
+"""With fewer, one round is too little: hosts of healthy jobs were late by 6.1 and 6.6 for one. Chosen."""
 _LEAST_SLOWDOWN = 0.03
 """By which the slowest rank leads the next one: less is the spread of healthy GPUs. Chosen."""
 _EXPLAINS = 0.6
@@ -208,7 +210,14 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         advice=look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
         gain_ratio=arrivals.gain_ratio,
         step_s=arrivals.step_s,
+        may_be_over=slow.over_steps is not None,
+        tentative=not agreeing and _is_little(slow),
     )
+
+
+def _is_little(slow: NcclRank) -> bool:
+    """Whether its gain is so little above its bound that the next round may not find it."""
+    return (slow.gain_ratio or 0.0) < _SURE_SIGMAS * (slow.gain_doubt_ratio or 0.0)
 
 
 def _own_kernels(facts: JobEvidence, slow: NcclRank, gain_ratio: float) -> str:

@@ -106,6 +106,8 @@ class Finding:
     """The first of these steps, if known."""
     may_be_over: bool = False
     """Whether the newest rounds no longer find it."""
+    tentative: bool = False
+    """Whether one round is too little to say so."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 
@@ -163,6 +165,7 @@ class Finding:
 def finding_json(finding: Finding) -> dict[str, Any]:
     """A finding as every JSON document of perfd has it: its fields, and its kind in words."""
     plain: dict[str, Any] = msgspec.to_builtins(finding)
+    del plain["tentative"]
     for effect, found in zip(plain["effects"], finding.effects, strict=True):
         effect |= {"name": found.kind.short_name, "summary": found.summary}
     words = {"name": finding.short_name, "sentence": finding.sentence, "certainty": finding.certainty}

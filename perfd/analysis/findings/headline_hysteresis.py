@@ -8,7 +8,8 @@ In such a gap a rank that costs less takes its place only if it just became slow
 hosts are late, is held after a single round, too.
 
 That nothing limits the job and that computation does differ by a threshold, not by a change in the job: one
-of these replaces another only once it lasted eight times as long. An unknown cause replaces any other
+of these replaces another only once it lasted eight times as long, and so does an unknown cause a share of
+time while steps take as long as before. An unknown cause replaces any other
 headline after twice as long: by then a fault that lowers the activity of GPUs is found. Without another step
 nothing changes that names no rank. An unknown cause is the absence of evidence, as before the first samples
 of a job whose steps are short: it is replaced after half as long. The first verdict is not that nothing else
@@ -30,6 +31,7 @@ from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.causal_graph import EXPLAINS
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
+from perfd.analysis.findings.lasting_fault import are_short_again
 from perfd.analysis.findings.same_fault import (
     far_costlier,
     has_effect,
@@ -39,14 +41,13 @@ from perfd.analysis.findings.same_fault import (
     weight,
     with_others,
 )
+from perfd.analysis.findings.tentative_blame import CONFIRMED_S, without_tentative
 from perfd.analysis.findings.verdict import Moment, Verdict, apart
 from perfd.thresholds import THRESHOLDS
 
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}
 _AT_ONCE = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.ANALYSIS_FAILED})
 _OVER_AT_ONCE = frozenset({Kind.HANG, Kind.ANALYSIS_FAILED})
-_CONFIRMED_S = 1.0
-"""A rank that is blamed again after so long, and a step later, is not blamed by one odd round. Chosen."""
 _LITTLE_EVIDENCE = 2.0
 """Times as long as others a headline lasts if what replaces it has no more evidence of a cause. Chosen."""
 _NO_CHANGE = 8.0
@@ -77,10 +78,12 @@ def steady_verdict(
     """
     if now.steady_steps and (now.newest_step or 0) >= (prior.newest.newest_step or 0):
         now = replace(now, steady_steps=max(now.steady_steps, prior.steady_steps))
+    prior, found = without_tentative(prior, found, now)
     if prior.settled is not None and _shows_nothing_new(prior, found[0], now):
         return prior, _at_front(prior.settled, found)
     verdict, findings = _verdict(prior, found, now)
     newest = prior.newest if now.newest_step == prior.newest.newest_step else now
+    verdict = replace(verdict, suspected=prior.suspected, suspected_since=prior.suspected_since)
     return replace(verdict, newest=newest, steady_steps=now.steady_steps), findings
 
 
@@ -123,7 +126,10 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if prior.blamed is None or over or has_effect(head, prior.blamed):
         return verdict, findings
     still, otherwise = _found_still(prior.blamed, found)
-    once = still is None and not otherwise and not prior.confirmed and bool(prior.blamed.culprits)
+    seldom = not prior.confirmed and bool(prior.blamed.culprits)
+    by_steps = prior.blamed.longer_for_s is not None and apart(since, now, 0, CONFIRMED_S)
+    ended = by_steps and are_short_again(prior.blamed, now.newest_step_s)
+    once = still is None and not otherwise and (seldom or ended)
     if once or (still is not None and far_costlier(head, still)):
         return verdict, findings
     blamed = still or prior.blamed
@@ -176,7 +182,7 @@ def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
         return none
     again = prior.blamed is not None and is_same(prior.blamed, head)
     since = (prior.blamed_since if again else None) or now
-    confirmed = again and (prior.confirmed or apart(since, now, 1, _CONFIRMED_S))
+    confirmed = again and (prior.confirmed or apart(since, now, 1, CONFIRMED_S))
     # The first headline that blames no rank does not begin to wait once this is over.
     seen_since = now if prior.settled is None and prior.missed_since is None else prior.missed_since
     return replace(none, blamed=head, blamed_since=since, confirmed=confirmed, missed_since=seen_since)
@@ -189,6 +195,8 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if settled is None or _young(since, now):
         return _first(prior, found, now, since)
     times = _patience(settled, head, blamed=prior.blamed is not None)
+    if head.kind is Kind.UNKNOWN and prior.blamed is None and _differs_by_bound(prior, now):
+        times = _NO_CHANGE
     if _just_began(head, now) or _lasted(since, now, times):
         return _found(prior, head, now), found
     if is_same(settled, head):
@@ -290,6 +298,15 @@ def _just_began(finding: Finding, now: Moment) -> bool:
     """Whether the change is as recent as a headline is held; an older one should have been found before."""
     least_s = THRESHOLDS.verdict_hold_steps_count * (now.step_s or 0.0)
     return (finding.longer_for_s or math.inf) <= max(THRESHOLDS.verdict_hold_s, least_s)
+
+
+def _differs_by_bound(prior: Verdict, now: Moment) -> bool:
+    """Whether steps take as long as when their cause was found: a share is only under its bound now."""
+    since, settled = prior.settled_since, prior.settled
+    if settled is None or settled.kind in _NO_CAUSE or settled.since_step is not None or since is None:
+        return False
+    known = since.step_s is not None and now.step_s is not None
+    return known and abs((now.step_s or 0.0) - (since.step_s or 0.0)) <= _AS_MUCH * (since.step_s or 0.0)
 
 
 def _patience(settled: Finding | None, head: Finding, *, blamed: bool) -> float:

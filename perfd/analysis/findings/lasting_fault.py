@@ -111,11 +111,11 @@ def _with_cause(
         bounded = _at_most(prior, seen, newest_step_s)
         shown = [bounded if one is seen else one for one in found]
         return _seen_again(prior, seen, unix_s), found if bounded is seen else sorted(shown, key=acting_order)
-    if prior.over_unix_s is None and _is_over(prior, newest_step_s):
+    if prior.over_unix_s is None and are_short_again(prior.finding, newest_step_s):
         prior = replace(prior, over_unix_s=unix_s)
     if prior.over_unix_s is not None:
         # Steps that are long again are so for another reason.
-        short = newest_step_s is None or _is_over(prior, newest_step_s)
+        short = newest_step_s is None or are_short_again(prior.finding, newest_step_s)
         left = short and unix_s - prior.over_unix_s <= _LEFT_S
         return (prior, without_last_of_late_hosts(prior, found)) if left else (None, found)
     replaced = _is_replaced(prior, found, newest_step_s)
@@ -142,9 +142,11 @@ def _still_unexplained(
     head = found[0]
     if _began_anew(prior, step) or any(map(_by_steps_before, found)):
         return None
-    if head.is_unexplained_growth and (not prior.is_sure or _is_over(prior, _before_s(head))):
+    if head.is_unexplained_growth and (not prior.is_sure or are_short_again(prior.finding, _before_s(head))):
         return replace(prior, finding=head, seen_unix_s=unix_s), found
-    if not head.is_unexplained_growth and (not prior.is_sure or _is_over(prior, newest_step_s)):
+    if not head.is_unexplained_growth and (
+        not prior.is_sure or are_short_again(prior.finding, newest_step_s)
+    ):
         return None
     if head.kind not in {Kind.UNKNOWN, Kind.HANG}:
         # Rounds that find a cause for less may be wrong, too.
@@ -231,11 +233,12 @@ def _began_anew(prior: LastingFault, step: int | None) -> bool:
     return step is not None and since_step is not None and step < since_step
 
 
-def _is_over(prior: LastingFault, newest_step_s: float | None) -> bool:
+def are_short_again(fault: Finding, newest_step_s: float | None) -> bool:
+    """Whether the newest steps are clearly shorter than those that a fault made longer."""
     if newest_step_s is None:
         return False
-    with_it_s = prior.finding.step_s or 0.0
-    added_s = with_it_s - prior.before_s
+    with_it_s = fault.step_s or 0.0
+    added_s = with_it_s - _before_s(fault)
     less_s = max(_LESS_RATIO * with_it_s, _LESS_OF_IT * added_s)
     return newest_step_s <= with_it_s - min(added_s / 2, less_s)
 

@@ -20,6 +20,8 @@ class Moment:
     """How long one takes."""
     newest_step: int | None = None
     """The newest one that is known, however late; None without steps."""
+    newest_step_s: float | None = None
+    """How long the newest few take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +40,9 @@ class Verdict:
     blamed_since: Moment | None = None
     confirmed: bool = False
     """Whether rounds a second and a step apart have found `blamed`."""
+    suspected: Finding | None = None
+    """The rank that a tentative finding of the newest round blames, which is not shown yet."""
+    suspected_since: Moment | None = None
     cleared_since: Moment | None = None
     """Since when rounds have another headline than `blamed`; None while they have it."""
     newest: Moment = Moment(unix_s=-math.inf, step=None, steady_steps=0)

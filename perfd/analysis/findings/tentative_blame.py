@@ -1,0 +1,50 @@
+"""A rank that one round finds late, by so little or so briefly that the next round may not find it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perfd.analysis.findings.advice import MORE_STEPS
+from perfd.analysis.findings.finding import Finding
+from perfd.analysis.findings.finding_kind import Kind
+from perfd.analysis.findings.same_fault import is_same, with_others
+from perfd.analysis.findings.verdict import Moment, Verdict, apart
+
+CONFIRMED_S = 1.0
+"""A rank that is blamed again after so long, and a step later, is not blamed by one odd round. Chosen."""
+_NOT_YET = Finding(
+    kind=Kind.UNKNOWN,
+    confidence=0.0,
+    evidence=("One rank seems to be late, by too little to say so yet.",),
+    advice=MORE_STEPS,
+)
+
+
+def without_tentative(
+    prior: Verdict, found: Sequence[Finding], now: Moment
+) -> tuple[Verdict, Sequence[Finding]]:
+    """A rank that one round found, with little evidence, is not blamed before another round finds it, too.
+
+    Nor is one at all whose fault is over when it is found first: it is not what limits the job now.
+    """
+    one = next((one for one in found if one.tentative or _is_over(one)), None)
+    if one is None:
+        suspected, since = prior.suspected, prior.suspected_since or now
+        prior = replace(prior, suspected=None, suspected_since=None)
+        if suspected is None or _is_over(suspected) or not with_others(suspected, found[0]):
+            return prior, found
+        late = apart(since, now, 1, CONFIRMED_S)
+        return prior, [replace(suspected, tentative=False), *found[1:]] if late else found
+    blamed = prior.blamed is not None and is_same(prior.blamed, one)
+    again = prior.suspected is not None and is_same(prior.suspected, one)
+    since = (prior.suspected_since if again else None) or now
+    prior = replace(prior, suspected=one, suspected_since=since)
+    if blamed or (not _is_over(one) and apart(since, now, 1, CONFIRMED_S)):
+        return prior, [replace(each, tentative=False) for each in found]
+    left = [each for each in found if each is not one]
+    return prior, left or [prior.settled or _NOT_YET]
+
+
+def _is_over(found: Finding) -> bool:
+    return found.kind is Kind.STRAGGLER and found.may_be_over
