@@ -40,7 +40,7 @@ from perfd.analysis.findings import (
     without_last_of_late_hosts,
 )
 from perfd.analysis.hang import without_steps
-from perfd.analysis.steps import StepTimeChange, step_time_change
+from perfd.analysis.steps import StepTimeChange, newest_step_s, step_time_change
 from perfd.clock import Clock
 from perfd.config import AnalysisConfig
 from perfd.model import Alert, StepSource
@@ -54,9 +54,6 @@ _OLDEST_ASKED_S = 4.0
 
 _IDLE_S = 60.0
 """Without a line, a step or an operation for longer, the activity of a job's GPUs is looked at. Chosen."""
-
-_NEWEST_STEPS, _FEWEST_LINES = 8, 3
-"""Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,7 +372,7 @@ class JobSummaries:
 
 def _find(memory: _JobMemory, derived: Derived, now_unix_s: float) -> None:
     """Note what a round found, with the fault that goes on though its evidence is of long ago."""
-    memory.newest_step_s = _newest_step_s(derived.data.steps)
+    memory.newest_step_s = newest_step_s(derived.data.steps)
     memory.lasting, memory.found = with_lasting_fault(
         memory.lasting,
         derived.summary.findings,
@@ -384,14 +381,6 @@ def _find(memory: _JobMemory, derived: Derived, now_unix_s: float) -> None:
         newest_step_s=memory.newest_step_s,
         makes_steps=not derived.summary.steps.of_earlier_start and without_steps(derived.data) is None,
     )
-
-
-def _newest_step_s(steps: StepTable) -> float | None:
-    """The median of the newest lines; None if none has a time."""
-    lines = int(np.searchsorted(steps.steps_covered[::-1].cumsum(), _NEWEST_STEPS)) + 1
-    newest_s = steps.step_time_s[-max(lines, _FEWEST_LINES) :]
-    newest_s = newest_s[np.isfinite(newest_s)]
-    return float(np.median(newest_s)) if len(newest_s) else None
 
 
 def _made_steps_s(steps: StepTable, faults: Sequence[FaultPeriod]) -> float:

@@ -53,7 +53,7 @@ class JobNumbers:
         """By job, what was kept last. Any thread may read it."""
 
     def derive(self, name: str, now_unix_s: float, now_s: float) -> Derived | None:
-        """The numbers of a job as it is now, which are those kept if nothing changed; None when it is gone."""
+        """The numbers of a job as it is now, those kept if nothing changed; None when it is gone."""
         fleet = self._state.fleet
         with self._state.lock:
             job = fleet.jobs.get(name)

@@ -50,7 +50,7 @@ from perfd.analysis.steps.sleeping_hosts import (
     sleeping_hosts,
 )
 from perfd.analysis.steps.steady_steps import SteadySteps, lines_are_means, steady_rows
-from perfd.analysis.steps.step_time_change import StepTimeChange, step_time_change
+from perfd.analysis.steps.step_time_change import StepTimeChange, newest_step_s, step_time_change
 from perfd.analysis.steps.throttling import HeldClock, held_clocks
 from perfd.analysis.steps.time_breakdown import (
     DataLoading,
@@ -121,6 +121,7 @@ __all__ = [
     "mean_over_gpus",
     "memory",
     "newest_rows",
+    "newest_step_s",
     "optimizer",
     "pipeline",
     "rows_of_pace",

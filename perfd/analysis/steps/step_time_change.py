@@ -49,6 +49,8 @@ _LEAST_PERIOD = 3
 """Steps from one stall to the next: what comes more often alternates, or lasts."""
 _QUIET_PERIODS = 2
 """A stall that has not come again for this many of its periods is over."""
+_PACE_STEPS, _PACE_LINES = 8, 3
+"""Whose median is the current pace: of a few, one may be an evaluation. Chosen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,3 +184,11 @@ def _twice_s(times: Floats, took_s: Floats, steps: Ints, clear: Bools) -> float 
     stalls = clear[:first] & ~np.append(False, clear[: first - 1]) & ~clear[1 : first + 1]
     by_chance = (last - first) * np.count_nonzero(stalls) > _BY_CHANCE * first
     return None if by_chance else _recurring_s(times, steps, clear, 2)
+
+
+def newest_step_s(steps: StepTable) -> float | None:
+    """The median of the newest lines; None if none has a time."""
+    lines = int(np.searchsorted(steps.steps_covered[::-1].cumsum(), _PACE_STEPS)) + 1
+    newest_s = steps.step_time_s[-max(lines, _PACE_LINES) :]
+    newest_s = newest_s[np.isfinite(newest_s)]
+    return float(np.median(newest_s)) if len(newest_s) else None
