@@ -107,7 +107,7 @@ class Finding:
     may_be_over: bool = False
     """Whether the newest rounds no longer find it."""
     tentative: bool = False
-    """Whether one round is too little to say so."""
+    """Whether one round is too little evidence for it."""
     effects: Sequence[Effect] = ()
     """Symptoms of the same job that this one explains, the largest first."""
 
