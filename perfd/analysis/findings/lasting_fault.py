@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from perfd.analysis.findings.causal_graph import acting_order, cause_of, explains
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
+from perfd.analysis.findings.same_fault import is_same
 from perfd.formatting import duration, percent
 
 _KINDS = frozenset({Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.DATA_LOADING, Kind.HOST_CONTENTION})
@@ -101,10 +102,10 @@ def _with_cause(
 ) -> tuple[LastingFault | None, Sequence[Finding]]:
     fresh = next((one for one in found if _by_steps_before(one)), None)
     if fresh is not None and not _is_effect_of(prior, fresh):
-        again = prior is not None and _is_same(prior.finding, fresh)
+        again = prior is not None and is_same(prior.finding, fresh)
         began_unix_s = prior.began_unix_s if again and prior is not None else unix_s
         return LastingFault(finding=fresh, began_unix_s=began_unix_s, seen_unix_s=unix_s), found
-    seen = None if prior is None else next((one for one in found if _is_same(prior.finding, one)), None)
+    seen = None if prior is None else next((one for one in found if is_same(prior.finding, one)), None)
     if prior is None or _began_anew(prior, step) or (seen is None and _is_gone(prior, unix_s)):
         return None, found
     if seen is not None and prior.over_unix_s is None:
@@ -212,7 +213,7 @@ def _at_most(prior: LastingFault, again: Finding, newest_step_s: float | None) -
 
 def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
     """Whether a round sees less of the same change: that hosts are late, and not why."""
-    if prior is None or not prior.is_sure or _is_same(prior.finding, fresh):
+    if prior is None or not prior.is_sure or is_same(prior.finding, fresh):
         return False
     since = prior.finding.since_step, fresh.since_step
     apart = 0 if None in since else abs((since[0] or 0) - (since[1] or 0))
@@ -251,7 +252,7 @@ def _is_replaced(prior: LastingFault, found: Sequence[Finding], newest_step_s: f
         return False
     least = _AS_MUCH * (cause.gain_ratio or 0.0)
     return any(
-        one.culprits and not _is_same(cause, one) and (one.gain_ratio or 0.0) >= least
+        one.culprits and not is_same(cause, one) and (one.gain_ratio or 0.0) >= least
         for one in found
         if one.kind is Kind.STRAGGLER
     )
@@ -275,7 +276,3 @@ def _lasting(prior: LastingFault, unix_s: float, newest_step_s: float) -> Findin
         step_s=step_s,
         longer_for_s=(cause.longer_for_s or 0.0) + unix_s - prior.seen_unix_s,
     )
-
-
-def _is_same(one: Finding, other: Finding) -> bool:
-    return (one.kind, one.culprits) == (other.kind, other.culprits)

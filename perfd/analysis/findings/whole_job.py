@@ -12,6 +12,7 @@ from dataclasses import replace
 from perfd.analysis.findings.fault_history import FaultPeriod, is_of_fault
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
+from perfd.analysis.findings.same_fault import weight
 from perfd.formatting import duration, percent
 
 _LEAST_RATIO = 0.02
@@ -44,7 +45,7 @@ def of_whole_job(
     named.sort(key=lambda one: (one.kind is Kind.UNKNOWN, -_cost(one)))
     if not named:
         return always or found
-    costlier = not always or sum(map(_weight, named)) > max(map(_weight, always))
+    costlier = not always or sum(map(weight, named)) > max(map(weight, always))
     head = named[0] if costlier else always[0]
     if head.kind is named[0].kind is Kind.UNKNOWN:
         head = named[0] = _with_missing(named[0], head)
@@ -121,9 +122,5 @@ def _cost(finding: Finding) -> float:
     return finding.gain_ratio or 0.0
 
 
-def _weight(finding: Finding) -> float:
-    return finding.confidence * _cost(finding)
-
-
 def _order(finding: Finding) -> tuple[bool, float]:
-    return finding.gain_ratio is None, -_weight(finding)
+    return finding.gain_ratio is None, -weight(finding)
