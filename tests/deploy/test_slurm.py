@@ -525,7 +525,7 @@ def test_ranks_are_captured_over_srun_without_agents(cluster: Cluster) -> None:
     user = USER if not YAMA.exists() or YAMA.read_text().strip() == "0" else "root"
     folder = cluster.folder("captured", user)
     (folder / "train.py").write_text(
-        # Always in it: between two calls a busy machine may stop the process for long.
+        # Always on the stack: a busy machine may stop a process between two calls.
         "import time\ndef train_step():\n    print('begun', flush=True)\n    while True:\n"
         "        time.sleep(0.05)\ntrain_step()\n"
     )

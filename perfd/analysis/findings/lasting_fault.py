@@ -6,7 +6,7 @@ fault, although it may go on for hours. It is over once steps are nearer to what
 clearly shorter than with it. Where peers have the same work, rounds find it by comparison with them later,
 with gaps of some seconds.
 
-Steps that became longer for an unknown cause are said to be for as long, until a cause is found.
+Longer steps of unknown cause stay the finding for as long, until a cause is found.
 """
 
 from __future__ import annotations

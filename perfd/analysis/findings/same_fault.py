@@ -42,8 +42,7 @@ def has_effect(head: Finding, blamed: Finding) -> bool:
 
 def was_its_effect(head: Finding, settled: Finding | None) -> bool:
     """Whether what the headline explained goes on, and only the evidence of that cause is under its bound."""
-    effects = () if settled is None else settled.effects
-    return any((one.kind, one.culprits) == (head.kind, head.culprits) for one in effects)
+    return settled is not None and has_effect(settled, head)
 
 
 def is_same(one: Finding, other: Finding) -> bool:

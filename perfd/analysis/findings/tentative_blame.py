@@ -16,7 +16,7 @@ CONFIRMED_S = 1.0
 _NOT_YET = Finding(
     kind=Kind.UNKNOWN,
     confidence=0.0,
-    evidence=("One rank seems late, but by so little that a second round has to confirm it.",),
+    evidence=("One rank may be late, but by so little that a second round must confirm it.",),
     advice=MORE_STEPS,
 )
 
