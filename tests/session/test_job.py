@@ -336,12 +336,12 @@ def test_on_a_terminal_the_command_sees_a_terminal_of_the_same_size(terminal):
 
 SAY_SIZES = """
 import os, signal
-def say(*_):
-    print(*{os.get_terminal_size(fd).columns for fd in range(3)}, flush=True)
-signal.signal(signal.SIGWINCH, say)
+# Blocked and waited for: a handler's signal just before a pause() would be seen after it only.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGWINCH})
 print("ready", flush=True)
 while True:
-    signal.pause()
+    signal.sigwait({signal.SIGWINCH})
+    print(*{os.get_terminal_size(fd).columns for fd in range(3)}, flush=True)
 """
 
 
