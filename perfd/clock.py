@@ -117,3 +117,12 @@ def rounds_of_analysis(interval_s: float) -> Schedule:
     """When rounds are due, each a while after agents have sent what they read."""
     start_s = common_start_s(interval_s, SystemClock()) + ROUND_AFTER * interval_s
     return Schedule(interval_s=interval_s, start_s=start_s)
+
+
+def scheduled_unix_s(due_s: float, clock: Clock) -> float:
+    """The Unix time at which a tick was due on the monotonic clock; now, if it is not due yet.
+
+    What compares times of ticks then sees whole intervals, as in a replay: a thread wakes up a little late.
+    """
+    late_s = max(0.0, clock.monotonic_s() - due_s)
+    return clock.unix_ns() / 1e9 - late_s

@@ -30,7 +30,7 @@ from perfd.aggregator.web_api import (
     runbook_routes,
     silence_routes,
 )
-from perfd.clock import Clock, SystemClock, rounds_of_analysis
+from perfd.clock import Clock, SystemClock, rounds_of_analysis, scheduled_unix_s
 from perfd.config import AggregatorConfig, check_page_links
 from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.alertmanager import create_silence, silence_body
@@ -316,21 +316,22 @@ class Aggregator(ApiAnswers):
         while True:
             # A long round leaves out the next one: batches must be taken, too.
             schedule.skip(monotonic() + interval_s / 2)
-            self._round_due.wait(schedule.next_s - monotonic())
+            due_s = schedule.next_s
+            self._round_due.wait(due_s - monotonic())
             self._round_due.clear()
             if self._stopping.is_set():
                 return
-            self._try_tick()
+            self._try_tick(scheduled_unix_s(due_s, self._clock))
 
     def _holds(self) -> bool:
         return self._partition is None or self._partition.held()
 
-    def _try_tick(self) -> None:
+    def _try_tick(self, now_unix_s: float | None = None) -> None:
         if self._partition is not None and not self._partition.serves():
             # Another aggregator may hold the partition: alerts from this one's old data would be wrong.
             return
         try:
-            self.tick()
+            self.tick(now_unix_s)
             self._broken = False
         except Exception:
             if not self._broken:

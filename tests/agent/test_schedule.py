@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.clock import Schedule, VirtualClock, common_start_s
+from perfd.clock import Schedule, VirtualClock, common_start_s, scheduled_unix_s
 
 
 def test_the_first_tick_is_due_at_the_start() -> None:
@@ -69,3 +69,10 @@ def test_agents_that_start_at_different_times_have_their_ticks_at_the_same_insta
         ticks_unix_s.append(clock.unix_ns() / 1e9 - clock.monotonic_s() + start_s)
     for tick_unix_s in ticks_unix_s:
         assert tick_unix_s / interval_s == pytest.approx(round(tick_unix_s / interval_s), abs=1e-4)
+
+
+@pytest.mark.parametrize(("woken_s", "seen_s"), [(5.0, 5.0), (5.004, 5.0), (5.4, 5.0), (4.7, 4.7)])
+def test_a_thread_that_wakes_up_late_sees_the_time_at_which_its_tick_was_due(woken_s, seen_s) -> None:
+    clock = VirtualClock(start_unix_ns=1_800_000_000_000_000_000)
+    clock.advance(woken_s)
+    assert scheduled_unix_s(5.0, clock) - 1_800_000_000 == pytest.approx(seen_s, abs=1e-6)

@@ -275,8 +275,10 @@ def test_a_log_that_shows_steps_takes_their_place():
             job.steps_by(times, source)
     assert job.step_source is StepSource.NCCL
     assert len(job.steps) > 3
-    job.step(TrainingStep(job="job", step=6, step_time_s=0.25), source)
-    job.step(TrainingStep(job="job", step=7, step_time_s=0.25), source)
+    later = replace(source, sent_unix_s=31.0)
+    job.step(TrainingStep(job="job", step=6, step_time_s=0.25), later)
+    assert job.step_source is StepSource.NCCL
+    job.step(TrainingStep(job="job", step=7, step_time_s=0.25), later)
     assert (job.step_source, len(job.steps)) == (StepSource.LOG, 1)
     for second in range(30, 60):
         for times in rank.second(second):
@@ -289,8 +291,30 @@ def test_the_one_line_of_a_bar_at_the_end_does_not_take_their_place():
     job = fleet.jobs["job"]
     before = len(job.steps)
     for node in ("a", "a"):
-        fleet.apply([TrainingStep(job="job", step=156, step_time_s=0.1)], source_of(node))
+        fleet.apply([TrainingStep(job="job", step=156, step_time_s=0.1)], source_of(node, 31.0))
     assert (job.step_source, len(job.steps)) == (StepSource.NCCL, before)
+
+
+@pytest.mark.parametrize("line_first", [True, False])
+def test_in_the_batch_that_first_shows_steps_by_operations_a_line_counts_wherever_it_stands(line_first):
+    fleet = Fleet(Limits(), AggregatorCounters())
+    fleet.apply([RankPlacement(job="job", rank=0, pid=1)], source_of("a"))
+    rank, job = Rank(DDP, 0.25), fleet.jobs["job"]
+    for second in range(30):
+        records = [*rank.second(second)]
+        fleet.apply(records, source_of("a", second + 1.0))
+        if job.step_source is StepSource.NCCL:
+            break
+    shown_s = second + 1.0
+    again, rank = Fleet(Limits(), AggregatorCounters()), Rank(DDP, 0.25)
+    again.apply([RankPlacement(job="job", rank=0, pid=1)], source_of("a"))
+    for second in range(40):
+        records = [*rank.second(second)]
+        if second + 1.0 == shown_s:
+            line = TrainingStep(job="job", step=1, step_time_s=4.0, time_unix_ns=round(second * SECOND_NS))
+            records = [line, *records] if line_first else [*records, line]
+        again.apply(records, source_of("a", second + 1.0))
+    assert (again.jobs["job"].step_source, len(again.jobs["job"].steps)) == (StepSource.LOG, 1)
 
 
 def job_with_steps_by_operations() -> tuple[Fleet, AuditLog]:
@@ -299,7 +323,7 @@ def job_with_steps_by_operations() -> tuple[Fleet, AuditLog]:
     fleet.apply([RankPlacement(job="job", rank=0, pid=1)], source_of("a"))
     rank = Rank(DDP, 0.25)
     for second in range(30):
-        fleet.apply(rank.second(second), source_of("a"))
+        fleet.apply(rank.second(second), source_of("a", second + 1.0))
     return fleet, audit
 
 

@@ -164,10 +164,11 @@ class JobState:
         if self._sources.by_operations and not source.member:
             raise RefusedError("A node outside the job reported steps that its log does not show.")
         self.version += 1
-        if self._sources.by_operations and not self._sources.takes_over(line):
+        made_unix_s = source.made_unix_s(line.time_unix_ns)
+        if self._sources.by_operations and not self._sources.takes_over(line, made_unix_s):
             # Operations show the time, too.
             if not source.late:
-                self.operation_steps.line(line.step, source.made_unix_s(line.time_unix_ns))
+                self.operation_steps.line(line.step, made_unix_s)
             return None
         if self._sources.by_operations:
             # The log knows better.
@@ -242,7 +243,7 @@ class JobState:
         if found.anew or (found.rows and not self._sources.by_operations):
             # Lines of the log without times show less than operations do.
             self.steps = StepRows(self._limits.steps_per_job)
-        self._sources.by_operations = self._sources.by_operations or bool(found.rows)
+        self._sources.operations_show(found.rows, unix_s)
         event = None
         for row in found.rows:
             if self.attempts.begins_with(row):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from perfd.model import HOOK_MARK, StepSource, TrainingStep
@@ -28,6 +29,8 @@ class StepSources:
     """Lines of the log since then, while the operations show no steps."""
     _timed_step: int | None = field(default=None, init=False)
     """Of the newest line with a time that came beside steps by operations."""
+    _shown_unix_s: float = field(default=0.0, init=False)
+    """When what first showed steps by operations was sent."""
 
     @property
     def by_arrival(self) -> bool:
@@ -49,12 +52,22 @@ class StepSources:
         self.log_has_times = self.log_has_times or shows_pace(line)
         self.lines_beside_operations += self.communicates
 
-    def takes_over(self, line: TrainingStep) -> bool:
-        """Whether lines show the pace better than operations do: one step alone may be a bar's last word."""
+    def operations_show(self, rows: Sequence[TrainingStep], sent_unix_s: float) -> None:
+        """Note what operations show of steps, by what was sent then."""
+        if rows and not self.by_operations:
+            self.by_operations, self._shown_unix_s = True, sent_unix_s
+
+    def takes_over(self, line: TrainingStep, made_unix_s: float) -> bool:
+        """Whether lines show the pace better than operations do: one step alone may be a bar's last word.
+
+        Not if it was printed before operations showed steps: which of the two comes first in a batch is chance.
+        """
         if HOOK_MARK in line.extras:
             return True
         if line.step_time_s is None:
             return False
+        if made_unix_s <= self._shown_unix_s:
+            return True
         before, self._timed_step = self._timed_step, line.step
         return before is not None and before != line.step
 
