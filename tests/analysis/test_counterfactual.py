@@ -468,6 +468,27 @@ def test_one_pause_before_does_not_hide_who_became_slow() -> None:
     assert slow_since(steps, waited) is None
 
 
+def with_earlier(earlier: int, place: int, in_a_row: int = 99) -> tuple[Floats, Floats]:
+    """Long steps because of rank 2 after 8 short ones, before which as many others were as long by `place`."""
+    steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0], before=8)
+    late = waited[-1].copy()
+    late[[2, place]] = late[[place, 2]]
+    rows = np.tile(late, (earlier, 1))
+    rows[in_a_row :: in_a_row + 1] = waited[-1]
+    return np.concatenate([np.full(earlier, steps[-1]), steps]), np.concatenate([rows, waited])
+
+
+@pytest.mark.parametrize(("earlier", "found"), [(7, True), (8, False), (20, False)])
+def test_a_few_short_steps_between_long_ones_are_no_past(earlier: int, found: bool) -> None:
+    """Rank 2 did not become slow: it was as late before them, too."""
+    assert (slow_since(*with_earlier(earlier, place=2)) is not None) is found
+
+
+@pytest.mark.parametrize(("in_a_row", "found"), [(8, True), (7, False)])
+def test_earlier_steps_that_another_rank_made_long_do_not_count(in_a_row: int, found: bool) -> None:
+    assert (slow_since(*with_earlier(26, place=0, in_a_row=in_a_row)) is not None) is found
+
+
 def test_steps_whose_waits_are_not_held_say_nothing() -> None:
     steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0])
     waited[:12] = np.nan

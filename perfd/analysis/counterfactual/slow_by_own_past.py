@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, newest_by_chance
 
 _FEWEST_SINCE, _MOST_SINCE = 4, 20
@@ -38,6 +39,11 @@ least in 4 of 4, 5 of 6 and 6 of 9 (4 H200, 2026-11-26)."""
 _YOUNG_STRETCH_RATIO = 0.2
 """The same with fewer steps before: hosts of a job that began a moment ago become slower in its first ten
 steps or so, by 21% and once by 31% (H100, 2026-11-26). Chosen."""
+_MOST_EARLIER, _FEWEST_EARLIER = 32, 8
+"""Steps earlier than those before, of which most must be shorter than those since: else the steps before were
+only a short stretch of fast ones. Chosen."""
+_OTHER_FAULT = 8
+"""Steps in a row in which the same other rank waits least: they are of its fault and show nothing. Chosen."""
 _PAUSES = 1
 """Steps before that may be as long, such as a checkpoint."""
 _MOST_OF_IT = 0.75
@@ -118,6 +124,10 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
         least = _MOSTLY * len(apart)
     if its_steps < least:
         return None
+    earlier = slice(max(0, first - _MOST_BEFORE - _MOST_EARLIER), max(0, first - _MOST_BEFORE))
+    own = ~_of_other_fault(waits_s[earlier] - usual_wait_s, place)
+    if own.sum() >= _FEWEST_EARLIER and median(step_time_s[earlier][own]) > (usual_s + now_s) / 2:
+        return None
     shown = [_beyond_chance(before_s, since_s, apart, place)]
     if own_times and len(since_s) > _FEWEST_SINCE:
         # Where others were late in turn, steps scattered by that; what this rank did itself did not. Waits of
@@ -127,6 +137,16 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     if not any(shown):
         return None
     return SlowSince(place=place, steps=len(since_s), before_s=usual_s, since_s=now_s)
+
+
+def _of_other_fault(more_wait_s: Floats, place: int) -> Bools:
+    """(steps,): whether another rank waits least in it and in several beside it; of (steps, ranks)."""
+    least = np.argmin(more_wait_s, axis=1)
+    bounds = [0, *(np.flatnonzero(np.diff(least)) + 1).tolist(), len(least)]
+    found = np.zeros(len(least), dtype=np.bool_)
+    for start, stop in pairwise(bounds):
+        found[start:stop] = stop - start >= _OTHER_FAULT and least[start] != place
+    return found
 
 
 def _longer_s(step_time_s: Floats, first: int) -> float | None:
