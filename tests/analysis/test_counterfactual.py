@@ -469,7 +469,7 @@ def test_one_pause_before_does_not_hide_who_became_slow() -> None:
 
 
 def with_earlier(earlier: int, place: int, in_a_row: int = 99) -> tuple[Floats, Floats]:
-    """Long steps because of rank 2 after 8 short ones, before which as many others were as long by `place`."""
+    """Long steps by rank 2 after 8 short ones, before which `earlier` steps were as long by `place`."""
     steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0], before=8)
     late = waited[-1].copy()
     late[[2, place]] = late[[place, 2]]
