@@ -331,14 +331,20 @@ def test_garbage_of_steps_and_gpus_never_raises(times_s: list[float], value: flo
     assert found is None or found.since_s > found.before_s
 
 
-def unseen(running: Sequence[float], active: Sequence[float], *, last_s: float = 1011.0) -> JobData:
+def unseen(
+    running: Sequence[float],
+    active: Sequence[float],
+    *,
+    last_s: float = 1011.0,
+    before: Sequence[float] = (0.9,) * 12,
+) -> JobData:
     """One sample a second of two GPUs, 12 as usual and then others; the newest step ended at `last_s`."""
     steps = step_table([1.0] * 12)
     steps = replace(steps, time_unix_s=steps.time_unix_s - steps.time_unix_s[-1] + last_s)
-    rows = 12 + len(active)
+    rows = len(before) + len(active)
     columns = {
-        GpuColumn.SM_ACTIVE: np.repeat([[0.9] * 12 + list(active)], 2, axis=0).T,
-        GpuColumn.BUSY: np.vstack((np.ones((12, 2)), np.tile(running, (len(active), 1)))),
+        GpuColumn.SM_ACTIVE: np.repeat([[*before, *active]], 2, axis=0).T,
+        GpuColumn.BUSY: np.vstack((np.ones((len(before), 2)), np.tile(running, (len(active), 1)))),
     }
     table = GpuTable(
         time_unix_s=1000.0 + np.arange(rows),
@@ -370,6 +376,18 @@ def test_gpus_of_all_ranks_that_idle_before_any_step_shows_it_have_late_hosts() 
 )
 def test_gpus_that_idle_otherwise_say_nothing_before_steps_do(data: JobData) -> None:
     assert idle_since(data, GpuColumn.BUSY) is None
+
+
+@pytest.mark.parametrize(
+    ("usual", "low", "seen"), [(24, 9, False), (24, 7, True), (7, 7, True), (8, 8, False)]
+)
+def test_gpus_that_are_as_active_again_as_before_a_fault_do_not_idle(
+    usual: int, low: int, seen: bool
+) -> None:
+    """While one rank was slow all others waited for it, with kernels that keep GPUs active."""
+    before = [0.6] * low + [0.9] * (usual - low) + [0.9] * 8
+    data = unseen([0.6, 0.7], [0.6] * 3, before=before, last_s=999.0 + len(before))
+    assert (idle_since(data, GpuColumn.BUSY) is not None) is seen
 
 
 @pytest.mark.parametrize(("covered", "seen"), [(1, False), (2, False), (4, True), (12, True)])

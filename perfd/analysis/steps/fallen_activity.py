@@ -27,6 +27,9 @@ _IDLE, _NEW = 0.12, 2.0
 """Of that time, that all GPUs run no kernel at least, and by so many times what they did before. Chosen."""
 _IDLE_PART = 1 - THRESHOLDS.late_hosts_idle_ratio
 """Of what activity falls by, that GPUs run no kernel at least: in the rest they wait for each other."""
+_USUALLY = 1 / 3
+"""Of the samples before those: as active as GPUs were in so many is no fall. They are as before a fault that
+ended, in which they waited for each other. Chosen: more than an earlier fault of 12 s in 40 s of training."""
 _MOST_ROWS, _LONGER = 6, 1.08
 """Rows of the time since that show a change by themselves, and by how much fewer have to be longer."""
 _NEWEST_STEP_S = 1.0
@@ -81,7 +84,7 @@ def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
     if fell is None and job.launches is None:
         # Where they are seen, threads of hosts show more of it in a moment.
         fell = _fell_lately(gpu, running)
-    if fell is None:
+    if fell is None or _is_usual(gpu, fell):
         return None
     since = fell.since
     begin_s, end_s = float(gpu.time_unix_s[since[0] - 1]), float(gpu.time_unix_s[since[-1]])
@@ -162,6 +165,14 @@ def _fell_lately(gpu: GpuTable, running: NDArray[np.float32]) -> Fall | None:
         if together >= max(_IDLE, _NEW * ever) and idle >= _IDLE_PART * fell.ratio:
             return fell
     return None
+
+
+def _is_usual(gpu: GpuTable, fell: Fall) -> bool:
+    """Whether the job often trained with as little activity before what was usual just before the change."""
+    level = gpu.metrics[GpuColumn.SM_ACTIVE].max(axis=1).astype(np.float64)
+    earlier = level[: max(0, fell.since[0] - _BEFORE)]
+    earlier = earlier[earlier > _TRAINING_RATIO * np.nanmax(level)]
+    return len(earlier) >= _BEFORE and fell.now_ratio > (1 - _FALLS) * float(np.quantile(earlier, _USUALLY))
 
 
 def _idle_together(running: NDArray[np.float32], length: int) -> Floats:
