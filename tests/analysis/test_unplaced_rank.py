@@ -176,3 +176,30 @@ def test_few_samples_of_gpm_do_not_stand_for_many_of_utilization(samples: int, t
     gpu.metrics[GpuColumn.GRAPHICS_ACTIVE][samples + 1 :] = np.nan
     activity = gpu_activity(gpu, steps, np.arange(1, 21))
     assert (activity.kernel_metric is GpuColumn.GRAPHICS_ACTIVE) is taken
+
+
+@pytest.mark.parametrize(
+    ("of_costliest", "of_slow", "over"), [(None, None, False), (3.0, None, True), (None, 4.0, True)]
+)
+def test_what_ranks_cost_together_is_over_when_the_costliest_is_not_late_any_more(
+    of_costliest: float | None, of_slow: float | None, over: bool
+) -> None:
+    """As in recording random47: another rank became slow, and late steps of before seemed to go on."""
+    slow_one = NcclRank(
+        rank=2,
+        busy_ratio=0.3,
+        wait_ratio=0.0,
+        gain_ratio=0.06,
+        last_ratio=0.7,
+        persistence_ratio=0.95,
+        excess_ratio=0.2,
+        over_steps=of_slow,
+    )
+    costliest = replace(
+        slow_one, rank=3, gain_ratio=0.19, last_ratio=0.8, excess_ratio=0.0, over_steps=of_costliest
+    )
+    seen_ranks = NcclSummary(ranks=[slow_one, costliest], source="nccl plugin")
+    found = judge_straggler(replace(facts(None), reading=None, only_reader=None, nccl=seen_ranks))
+    assert found is not None
+    assert (found.culprits[0].id, found.gain_ratio, found.may_be_over) == (2, 0.19, over)
+    assert any("it was not late" in sentence for sentence in found.evidence) is over

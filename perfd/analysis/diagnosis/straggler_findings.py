@@ -71,6 +71,8 @@ class Late:
     last_ratio: float
     step_s: float | None = None
     """How long a step takes of which `gain_ratio` is a share."""
+    over_steps: float | None = None
+    """In how many of the newest steps the one that costs most was not late any more; None while it is."""
 
 
 def judge_straggler(facts: JobEvidence) -> Finding | None:
@@ -192,11 +194,13 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         f" collectives ({facts.nccl.source})."
     )
     own = _own_kernels(facts, slow, arrivals.gain_ratio)
+    # What ranks cost together is that of the costliest: the slow one's own late steps may be others.
+    over_steps = slow.over_steps if arrivals.over_steps is None else arrivals.over_steps
     alone_idle = _idle_among(arrivals.together, _idle_in_longer_steps(facts)) == slow.rank
     evidence = [
         arrival,
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
-        *_over(slow),
+        *_over(over_steps),
         *([_ALONE_IDLE] if alone_idle else _of_those(arrivals, slow)),
         *stalls_of(facts, slow.rank),
         *(described(straggler) for straggler in agreeing),
@@ -210,7 +214,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         advice=look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
         gain_ratio=arrivals.gain_ratio,
         step_s=arrivals.step_s,
-        may_be_over=slow.over_steps is not None,
+        may_be_over=over_steps is not None,
         tentative=not agreeing and _is_little(slow),
     )
 
@@ -233,11 +237,11 @@ def _own_kernels(facts: JobEvidence, slow: NcclRank, gain_ratio: float) -> str:
     return f"; its own NCCL kernels take {percent(slow.busy_ratio)}{others}"
 
 
-def _over(slow: NcclRank) -> list[str]:
+def _over(over_steps: float | None) -> list[str]:
     """That the steps in which it was late are over."""
-    if slow.over_steps is None:
+    if over_steps is None:
         return []
-    over = f"In the newest {slow.over_steps:.0f} steps it was not late, so that it may be over"
+    over = f"In the newest {over_steps:.0f} steps it was not late, so that it may be over"
     return [f"{over}; the loss is of the steps before."]
 
 
@@ -307,6 +311,7 @@ def late(
         gain_ratio=worst.gain_ratio or 0.0,
         last_ratio=worst.last_ratio or 0.0,
         step_s=worst.step_s,
+        over_steps=worst.over_steps,
     )
 
 
