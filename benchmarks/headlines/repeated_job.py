@@ -7,6 +7,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +31,8 @@ _LEAST_NS = 3 * _S
 _SETTLED = 0.4
 """Of the first healthy steps, those that are not repeated: the job still starts."""
 _STEP_NUMBER = re.compile(rb"((?:step|iteration|iter)[ :=]*)(\d+)", re.IGNORECASE)
+_TIME = re.compile(rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,6})?")
+"""As Megatron-LM prints it before each step."""
 _MADE = RankColumn.NCCL_OPERATIONS
 
 
@@ -131,7 +134,7 @@ class LongJob:
                     records += [] if own is None else [moved(own, by_ns)]
                 elif inside and isinstance(record, SampleTable):
                     records.append(moved(self._counters.next(record), by_ns))
-            printed = _renumbered(piece.printed, self._step - stretch.first_step) if inside else b""
+            printed = _later(piece.printed, self._step - stretch.first_step, by_ns) if inside else b""
             if records or printed:
                 at_ns = min(max(piece.unix_ns, stretch.begin_ns), stretch.end_ns) + by_ns
                 self.pieces.append(Piece(at_ns, piece.node, records=records, printed=printed))
@@ -320,8 +323,18 @@ def _part(
     )
 
 
-def _renumbered(printed: bytes, by: int) -> bytes:
-    return _STEP_NUMBER.sub(lambda found: found[1] + str(int(found[2]) + by).encode(), printed)
+def _later(printed: bytes, by: int, by_ns: int) -> bytes:
+    """What is printed so many steps, and so much time, later."""
+
+    def time(found: re.Match[bytes]) -> bytes:
+        at = found[0].decode()
+        separator, digits = at[10], len(at) - 20
+        later = datetime.fromisoformat(at) + timedelta(microseconds=by_ns / 1_000)
+        words = later.isoformat(sep=separator, timespec="microseconds" if digits > 0 else "seconds")
+        return (words[: 20 + digits] if digits > 0 else words).encode()
+
+    printed = _STEP_NUMBER.sub(lambda found: found[1] + str(int(found[2]) + by).encode(), printed)
+    return _TIME.sub(time, printed)
 
 
 def _idle(table: SampleTable) -> SampleTable:
