@@ -33,6 +33,9 @@ LIVE_TICK_S = 1.0
 Said = tuple[str, tuple[str, ...]]
 """A headline without its figures: its kind and its culprits."""
 _LEAST_LOST = 0.1
+_IN_TIME_S = 5.0
+"""So long an alert about a fault may take (`benchmarks.alert_onset`): one that begins later than this before
+the job's end need not be named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +135,12 @@ class Watched:
         if self.truth is None:
             return None
         if self.truth.phases:
-            return all(one.named_after_s is not None for one in self.of_phases if must_be_named(one.phase))
+            ends_unix_s = self.truth.phases[-1].end_unix_s
+            return all(
+                one.named_after_s is not None
+                for one in self.of_phases
+                if must_be_named(one.phase) and ends_unix_s - one.phase.begin_unix_s >= _IN_TIME_S
+            )
         last = self.looks[-1]
         return last.kind in self.truth.kinds and (not self.truth.ranks or last.blamed == self.truth.ranks)
 
@@ -141,12 +149,14 @@ class Watched:
         """Whether the summary of the whole job names what cost it most of its time, and blames no other rank.
 
         Of a fault that cost a tenth of it; what limits the job all along may cost more, as it says. A job
-        without a fault has no slow input. None where nobody knows.
+        without a fault has no slow input. None where nobody knows, as of a job that was killed: it may hang.
         """
         if self.truth is None or self.end is None:
             return None
         if not self.truth.phases:
             return self.end.blamed <= self.truth.ranks | self.truth.hidden_ranks
+        if self.end.kind == Kind.HANG and math.isfinite(self.truth.until_unix_s):
+            return None
         faulty = frozenset().union(*(phase.ranks for phase in self.truth.phases))
         most = max(self.truth.phases, key=lambda phase: phase.lost_s)
         all_s = self.truth.phases[-1].end_unix_s - self.truth.phases[0].begin_unix_s

@@ -57,7 +57,8 @@ class Truth:
     phases: Sequence[Phase] = ()
     """Of a run with several faults, in order."""
     until_unix_s: float = math.inf
-    """What a headline may be later is not known: the job was ended soon after another fault had begun."""
+    """What a headline may be later is not known: the job was ended soon after another fault had begun, or it
+    was killed after its last phase, as a job that hangs is."""
 
     @property
     def changes(self) -> int:
@@ -92,7 +93,8 @@ def _of_phases(document: dict[str, Any]) -> Truth:
     ]
     last = document["phases"][-1]["phase"]
     fault_follows = last["kind"] == "healthy" and len(document["steps_s"]) > last["last_step"]
-    until_unix_s = phases[-1].end_unix_s if fault_follows else math.inf
+    unknown = fault_follows or bool(document.get("killed"))
+    until_unix_s = phases[-1].end_unix_s if unknown else math.inf
     return Truth(kinds=frozenset(), phases=phases, until_unix_s=until_unix_s)
 
 
