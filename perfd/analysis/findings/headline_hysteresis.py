@@ -4,16 +4,19 @@ Shares near a threshold cross it in one round and are back in the next; the head
 far more. A finding that blames a rank, or that began with a change of the step time, already needs several
 steps of evidence: it is the headline at once. If rounds found it for a second, it is held for a few more
 steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
+After a single round it is held for a moment, if the rank costs a tenth of a step and no other one is late.
 In such a gap a rank that costs less takes its place only if it just became slow. One that names no rank, that
 hosts are late, is held after a single round, too.
 
 That nothing limits the job and that computation does differ by a threshold, not by a change in the job: one
 of these replaces another only once it lasted eight times as long, and so does an unknown cause a share of
-time while steps take as long as before. An unknown cause replaces any other
-headline after twice as long: by then a fault that lowers the activity of GPUs is found. Without another step
-nothing changes that names no rank. An unknown cause is the absence of evidence, as before the first samples
-of a job whose steps are short: it is replaced after half as long. The first verdict is not that nothing else
-limits the job before rounds found that for as long: shares of time are of seconds before the first step, too.
+time while steps take as long as before, one of two causes the other that costs about as much, and what a
+blamed rank caused the headline before it, since steps of its fault are judged for some time. An unknown cause
+replaces any other headline after twice as long: by then a fault that lowers the activity of GPUs is found.
+Without another step nothing changes that names no rank. An unknown cause is the absence of evidence, as
+before the first samples of a job whose steps are short: it is replaced after half as long. The first verdict
+is not that nothing else limits the job before rounds found that for as long: shares of time are of seconds
+before the first step, too.
 
 If steps became longer before the headline was found, that is the same change, of which a later round may show
 less: only that hosts are late, not that they wait for data, or which rank is late. The headline stays. Or
@@ -30,9 +33,10 @@ from typing import TypeGuard
 from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.causal_graph import EXPLAINS
 from perfd.analysis.findings.finding import Finding
-from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
+from perfd.analysis.findings.finding_kind import COMPUTATION, FAULTS, Kind
 from perfd.analysis.findings.lasting_fault import are_short_again
 from perfd.analysis.findings.same_fault import (
+    are_its_stalls,
     far_costlier,
     has_effect,
     is_same,
@@ -55,12 +59,16 @@ _NO_CHANGE = 8.0
 _NO_EVIDENCE = 0.5
 """Times as long as others that an unknown cause lasts once rounds find one. Chosen."""
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
+_MORE = 1.5
+"""Times what the headline costs that another one costs which takes its place, if both are found. Chosen."""
 _AS_MUCH = 0.1
 """Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
 _OF_PAST = frozenset({Kind.HOST_CONTENTION})
 """They rest on medians over half a minute: even about one rank they are not news at once."""
 _GAP_S = 2.0
 """How long rounds may miss what they found before and after, or what is of the newest step. Chosen."""
+_NOTABLE = 0.1
+"""Of a step: a rank that costs so much in one round is not dropped by the next one that misses it. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
@@ -83,7 +91,13 @@ def steady_verdict(
         return prior, _at_front(prior.settled, found)
     verdict, findings = _verdict(prior, found, now)
     newest = prior.newest if now.newest_step == prior.newest.newest_step else now
-    verdict = replace(verdict, suspected=prior.suspected, suspected_since=prior.suspected_since)
+    verdict = replace(
+        verdict,
+        suspected=prior.suspected,
+        suspected_since=prior.suspected_since,
+        was_blamed=verdict.blamed or prior.was_blamed,
+        was_blamed_last=prior.was_blamed_last if verdict.blamed is None else now,
+    )
     return replace(verdict, newest=newest, steady_steps=now.steady_steps), findings
 
 
@@ -126,7 +140,9 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if prior.blamed is None or over or has_effect(head, prior.blamed):
         return verdict, findings
     still, otherwise = _found_still(prior.blamed, found)
-    seldom = not prior.confirmed and bool(prior.blamed.culprits)
+    notable = (prior.blamed.gain_ratio or 0.0) >= _NOTABLE and not head.concerned_ranks
+    gap = notable and now.unix_s - since.unix_s <= _GAP_S
+    seldom = not prior.confirmed and bool(prior.blamed.culprits) and not gap
     by_steps = prior.blamed.longer_for_s is not None and apart(since, now, 0, CONFIRMED_S)
     ended = by_steps and are_short_again(prior.blamed, now.newest_step_s)
     once = still is None and not otherwise and (seldom or ended)
@@ -156,11 +172,27 @@ def _still_blamed(
         # One fault keeps its name, and in time has the figures of what still finds it.
         shown = blamed if held else replace(_with_figures(blamed, head), evidence=head.evidence)
         return shown, _at_front(shown, found[1:])
-    effect = prior.confirmed and _explained(blamed, prior.blamed_since, head)
-    if held and (effect or with_others(blamed, head)):
+    effect = prior.confirmed and (
+        _explained(blamed, prior.blamed_since, head) or are_its_stalls(blamed, head)
+    )
+    if held and (effect or with_others(blamed, head) or _is_last_of(blamed, head, prior, now)):
         return blamed, _at_front(_may_be_over(blamed), found[1:])
     less = held and prior.confirmed and _costs_less(blamed, head, now)
     return (blamed, _at_front(_may_be_over(blamed), found)) if less else None
+
+
+def _is_last_of(blamed: Finding, head: Finding, prior: Verdict, now: Moment) -> bool:
+    """Whether a rank may be just the last of several whose hosts rounds a moment before found late."""
+    one_of_them = (
+        blamed.kind is Kind.LATE_HOSTS
+        and head.kind is Kind.STRAGGLER
+        and len(blamed.ranks) > 1
+        and set(head.culprit_ranks) < set(blamed.ranks)
+    )
+    since = prior.cleared_since or now
+    other = abs((head.gain_ratio or 0.0) - (blamed.gain_ratio or 0.0))
+    as_much = other <= _AS_MUCH * (blamed.gain_ratio or 0.0)
+    return one_of_them and as_much and now.unix_s - since.unix_s <= _GAP_S
 
 
 def _costs_less(blamed: Finding, head: Finding, now: Moment) -> bool:
@@ -195,22 +227,28 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if settled is None or _young(since, now):
         return _first(prior, found, now, since)
     times = _patience(settled, head, blamed=prior.blamed is not None)
-    if head.kind is Kind.UNKNOWN and prior.blamed is None and _differs_by_bound(prior, now):
+    still = next((one for one in found if is_same(one, settled)), None)
+    unknown = head.kind is Kind.UNKNOWN and prior.blamed is None and _differs_by_bound(prior, now)
+    left_over = settled.kind is not Kind.UNKNOWN and _is_left_of_fault(prior, head, now)
+    if unknown or left_over:
         times = _NO_CHANGE
-    if _just_began(head, now) or _lasted(since, now, times):
+    alike = now if still is not None and _weighs_as_much(head, still) else prior.alike
+    lasted = _lasted(since, now, _NO_CHANGE) or _lasted(alike or since, now, times)
+    if _just_began(head, now) or lasted:
         return _found(prior, head, now), found
     if is_same(settled, head):
         if not _mixes(settled, head):
             return _found(prior, head, now), found
         return replace(_found(prior, settled, now), missed_since=since), _at_front(settled, found)
-    still = next((one for one in found if is_same(one, settled)), None)
     blamed_before = still is None and bool(settled.culprits)
     # Evidence has gaps, so what a round misses counts as found last, unless its cause is found instead.
     counted = still if settled.kind in EXPLAINS.get(head.kind, {}) else still or settled
-    if blamed_before or (far_costlier(head, counted) and not was_its_effect(head, settled)):
+    effect = left_over or was_its_effect(head, settled)
+    if blamed_before or (far_costlier(head, counted) and not effect):
         return _found(prior, head, now), found
     held = still or settled
-    return replace(_found(prior, held, now), missed_since=since), _at_front(held, found)
+    shown = found[1:] if left_over else found
+    return replace(_found(prior, held, now), missed_since=since, alike=alike), _at_front(held, shown)
 
 
 def _first(
@@ -298,6 +336,19 @@ def _just_began(finding: Finding, now: Moment) -> bool:
     """Whether the change is as recent as a headline is held; an older one should have been found before."""
     least_s = THRESHOLDS.verdict_hold_steps_count * (now.step_s or 0.0)
     return (finding.longer_for_s or math.inf) <= max(THRESHOLDS.verdict_hold_s, least_s)
+
+
+def _is_left_of_fault(prior: Verdict, head: Finding, now: Moment) -> bool:
+    """Whether the blamed rank caused it, and steps of that time are judged still."""
+    last = prior.was_blamed_last
+    return last is not None and was_its_effect(head, prior.was_blamed) and not _lasted(last, now, _NO_CHANGE)
+
+
+def _weighs_as_much(head: Finding, still: Finding) -> bool:
+    """Whether a round finds the headline, too, and neither is news: which one costs more is chance."""
+    began = head.longer_for_s is not None or head.since_step is not None
+    news = began or head.kind in FAULTS or still.kind in EXPLAINS.get(head.kind, {})
+    return not news and not is_same(head, still) and 0 < weight(head) <= _MORE * weight(still)
 
 
 def _differs_by_bound(prior: Verdict, now: Moment) -> bool:

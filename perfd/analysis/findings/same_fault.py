@@ -30,6 +30,12 @@ def with_others(blamed: Finding, head: Finding) -> bool:
     return not head.culprits and bool(head.ranks) and set(blamed.concerned_ranks) <= set(head.ranks)
 
 
+def are_its_stalls(blamed: Finding, head: Finding) -> bool:
+    """Whether a round's first finding is of stalls of unknown ranks, as the blamed one has or had."""
+    stalls = head.kind is Kind.PERIODIC_STALL and not head.concerned_ranks
+    return stalls and blamed.kind in _OF_ONE_RANK and bool(blamed.culprits)
+
+
 def _of_same_ranks(blamed: Finding, head: Finding) -> bool:
     """Whether both are about the same ranks, one by their role."""
     return bool(blamed.concerned_ranks) and list(blamed.concerned_ranks) == list(head.concerned_ranks)

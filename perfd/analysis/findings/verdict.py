@@ -35,11 +35,17 @@ class Verdict:
     missed_since: Moment | None = None
     """Since when rounds find another one, before the first also only computation or a slow rank; None while
     they find `settled`."""
+    alike: Moment | None = None
+    """When a round last found both `settled` and another one that costs about as much."""
     blamed: Finding | None = None
     """The headline that blames a rank, as last found; None once that is over."""
     blamed_since: Moment | None = None
     confirmed: bool = False
     """Whether rounds a second and a step apart have found `blamed`."""
+    was_blamed: Finding | None = None
+    """The last one that was `blamed`."""
+    was_blamed_last: Moment | None = None
+    """When it was last: steps of that time are judged for some time after."""
     suspected: Finding | None = None
     """The rank that a tentative finding of the newest round blames, which is not shown yet."""
     suspected_since: Moment | None = None
