@@ -1,5 +1,7 @@
 """Steps of one job from several sources: its own process, its log, its operations."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from aggregator.support import fleet, source, step
@@ -105,6 +107,19 @@ def test_operations_that_show_no_steps_for_fifty_lines_leave_them_to_arrivals():
 
     assert job.step_source is StepSource.ARRIVAL
     assert job.step_table().step_time_s[1:] == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("covered", "lines"), [(2, 25), (5, 10), (100, 10)])
+def test_lines_over_several_steps_wait_less_but_for_ten_lines(covered: int, lines: int):
+    made = fleet()
+    of_several = [replace(untimed(n * covered), steps_covered=covered) for n in range(1, lines + 2)]
+    made.apply([of_several[0], OPERATIONS, *of_several[1:-1]], source())
+    job = made.jobs["llm"]
+    assert job.step_source is StepSource.LOG
+
+    made.apply(of_several[-1:], source())
+
+    assert job.step_source is StepSource.ARRIVAL
 
 
 def test_a_job_that_communicates_waits_for_steps_by_its_operations():

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 from perfd.model import HOOK_MARK, StepSource, TrainingStep
 
-_LINES_BEFORE_ARRIVAL = 50
-"""Steps by operations need ten repeats; operations that show none by so many lines will not soon. Chosen."""
+_STEPS_BEFORE_ARRIVAL, _STEPS_OF_LINE = 50, 5
+"""Steps by operations need ten repeats; operations that show none by so many steps of the log will not soon.
+A line counts as so many at most, since they need some seconds, too. Chosen."""
 
 
 @dataclass(slots=True)
@@ -25,8 +26,8 @@ class StepSources:
     """Steps that history knows had a pace, whatever showed it."""
     communicates: bool = False
     """It has NCCL operations between ranks, which may show steps later."""
-    lines_beside_operations: int = 0
-    """Lines of the log since then, while the operations show no steps."""
+    steps_beside_operations: int = 0
+    """Steps of the log since then, while the operations show none."""
     _timed_step: int | None = field(default=None, init=False)
     """Of the newest line with a time that came beside steps by operations."""
     _shown_unix_s: float = field(default=0.0, init=False)
@@ -35,7 +36,7 @@ class StepSources:
     @property
     def by_arrival(self) -> bool:
         """Neither does its log show a pace, nor did anything before a restart, nor its operations."""
-        waits = self.communicates and self.lines_beside_operations < _LINES_BEFORE_ARRIVAL
+        waits = self.communicates and self.steps_beside_operations < _STEPS_BEFORE_ARRIVAL
         return not (self.by_operations or self.log_has_times or self.was_paced or waits)
 
     @property
@@ -50,7 +51,8 @@ class StepSources:
         self.by_operations = False
         self.by_hook = self.by_hook or HOOK_MARK in line.extras
         self.log_has_times = self.log_has_times or shows_pace(line)
-        self.lines_beside_operations += self.communicates
+        if self.communicates:
+            self.steps_beside_operations += min(line.steps_covered, _STEPS_OF_LINE)
 
     def operations_show(self, rows: Sequence[TrainingStep], sent_unix_s: float) -> None:
         """Note what operations show of steps, by what was sent then."""
