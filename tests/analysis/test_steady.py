@@ -94,6 +94,44 @@ def test_lines_that_settle_take_at_least_half_as_long_again(slow_s: float, count
     assert len(steady.dropped.get(ExclusionReason.WARM_UP, ())) == count
 
 
+def test_a_fault_does_not_end_the_warm_up_later():
+    settled = [9.0, 11.5, 5.5, 4.4, *[2.4, 2.5, 2.3] * 2]
+    for slow in range(6):
+        dropped = steady_rows(step_table([*settled, *[3.8] * slow]), ()).dropped
+        assert dropped[ExclusionReason.WARM_UP] == (2, 3, 4)
+
+
+def restarted(after_s: list[float], *, first: tuple[float, ...] = (3.0, 2.0)) -> tuple[int, ...]:
+    """Which lines after a restart, counted from 1, settle; `first` are those that did after the start."""
+    before = [9.0, *first, *[1.0, 1.01, 0.99] * 4]
+    dropped = steady_rows(
+        step_table([*before, *after_s]), [event(EventKind.RESTARTED, step=len(before))]
+    ).dropped
+    return tuple(
+        step - len(before) for step in dropped.get(ExclusionReason.WARM_UP, ()) if step > len(before)
+    )
+
+
+def test_a_job_settles_again_after_a_restart():
+    assert restarted([9.0, 3.0]) == (2,)
+    assert restarted([9.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0]) == (2, 3)
+    assert restarted([9.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.7, 1.7]) == (2,)
+    assert restarted([9.0, *[1.4] * 8]) == ()
+
+
+def test_steps_that_stay_longer_after_a_restart_count_once_they_are_more_than_at_the_first_start():
+    assert restarted([9.0, 1.7, 1.7]) == (2, 3)
+    assert restarted([9.0, 1.7, 1.7, 1.7]) == ()
+    assert restarted([9.0, 1.7], first=()) == ()
+
+
+def test_a_start_that_is_reported_late_leaves_the_warm_up_one():
+    steps = step_table([9.0, 6.0, 5.5, 5.0, 4.4, 4.0, *[1.0] * 6])
+    dropped = steady_rows(steps, [event(EventKind.JOB_STARTED, step=4)]).dropped
+    assert dropped[ExclusionReason.FIRST] == (1, 5)
+    assert dropped[ExclusionReason.WARM_UP] == (2, 3, 4, 6)
+
+
 def test_wide_natural_scatter_is_not_cut():
     # Sequence lengths that vary make steps vary by a quarter: that is how this job runs.
     rng = np.random.default_rng(7)

@@ -53,6 +53,55 @@ def test_two_steps_longer_by_a_quarter_are_a_growth_even_of_a_young_job(
     assert (found.growth_ratio if found else 0.0) == pytest.approx(growth)
 
 
+@pytest.mark.parametrize(
+    ("before", "times_s", "growth"),
+    [
+        (6, (1.3,) * 3, 0.3),
+        (6, (1.3,) * 2, 0.0),
+        (5, (1.3,) * 3, 0.0),
+        (6, (1.2,) * 3, 0.0),
+        (6, (1.3,) * 6, 0.3),
+    ],
+)
+def test_six_steps_before_do_for_three_longer_by_a_quarter(
+    before: int, times_s: tuple[float, ...], growth: float
+):
+    found = step_time_change(step_table([9.0, *([1.0, 1.01, 0.99] * 2)[:before], *times_s]), ())
+    assert (found.growth_ratio if found else 0.0) == pytest.approx(growth)
+
+
+def test_a_growth_with_six_steps_before_lasts_for_eight():
+    young = [9.0, *[1.0, 1.2, 0.8] * 2]
+    assert step_time_change(step_table([*young, *[2.0] * 8]), ()).growth_ratio == pytest.approx(1.0)
+    found = step_time_change(step_table([*young, *[2.0] * 9]), ())
+    assert found.growth_ratio == pytest.approx(1.0)
+
+
+def test_two_unlike_steps_are_no_growth_in_a_job_that_had_such_pauses():
+    pause = [*[1.0] * 20, 2.2, *[1.0, 1.01, 0.99] * 4]
+    assert change(*pause, 3.0, 2.1).growth_ratio == 0
+    assert change(*pause, 3.0, 2.1, 2.2).growth_ratio == pytest.approx(1.2)
+    assert change(*pause, 2.4, 2.1).growth_ratio == pytest.approx(1.25)
+    assert change(*pause, 4.0, 2.3).growth_ratio == pytest.approx(2.15)
+    assert change(3.0, 2.1).growth_ratio == pytest.approx(1.55)
+    several = replace(step_table([*USUAL, *pause, 3.0, 2.1]), steps_covered=np.full(len(USUAL) + 35, 5))
+    assert step_time_change(several, ()).growth_ratio == pytest.approx(1.55)
+
+
+def test_after_a_restart_a_job_that_settles_has_no_growth():
+    earlier = [9.0, 3.0, 2.5, *USUAL[1:]]
+    again = Event(kind=EventKind.RESTARTED, time_unix_ns=0, message="", step=len(earlier))
+
+    def growth(*after_s: float, events: tuple[Event, ...] = (again,)) -> float:
+        return step_time_change(step_table([*earlier, 9.0, *after_s]), events).growth_ratio
+
+    assert growth(3.0, 2.5, events=()) > 0
+    settles = [3.0, 2.5, 1.4, 1.0, 1.0, 1.0, 1.0]
+    assert [growth(*settles[:lines]) for lines in range(8)] == [0] * 8
+    assert growth(1.4, 1.4) == pytest.approx(0.4)
+    assert growth(1.7, 1.7, 1.7) == pytest.approx(0.7)
+
+
 def test_two_short_steps_or_steps_as_long_by_chance_are_no_growth():
     assert step_time_change(step_table([time_s / 2 for time_s in [*YOUNG, 1.3, 1.3]]), ()) is None
     wide = [9.0, *[0.8, 1.0, 1.2] * 3]

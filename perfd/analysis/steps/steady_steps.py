@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -22,11 +23,12 @@ _STEPS_OF_MEANS = 4
 _FEWEST = 5
 """With fewer lines than this there is no pace that an outlier could differ from."""
 _SETTLING_LINES = 10
-"""After the first one, lines of a job that may still compile, allocate and connect. Chosen."""
+"""After the first one, lines of a job that may still compile, allocate and connect, as many as it took at its
+first start after a restart. Chosen."""
 _SETTLING_RATIO = 1.5
-"""Times the newest lines, which one of those takes at least that does. Chosen."""
+"""Times the pace that a job has reached, which one of those takes at least that does. Chosen."""
 _SETTLED_LINES = 3
-"""The newest, whose median is what a step takes now."""
+"""In a row, whose median is a pace. The shortest one of a start counts, which no later fault changes."""
 _OUTLIER_RATIO = 0.10
 """A step so near the usual time is not an outlier, however regular the others are. Chosen."""
 _OUTLIER_SIGMAS = 4.0
@@ -78,7 +80,9 @@ def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = 
     kept = ~np.logical_or.reduce(list(reasons.values()))
     reasons[ExclusionReason.BATCH_SIZE] = kept & _other_batch_size(steps.global_batch_size, kept)
     kept &= ~reasons[ExclusionReason.BATCH_SIZE]
-    settling = np.flatnonzero(kept)[: _settling(steps.step_time_s[kept])]
+    start = np.cumsum(reasons[ExclusionReason.FIRST])[kept]
+    starts = np.flatnonzero(np.diff(start)) + 1
+    settling = np.flatnonzero(kept)[_settling(steps.step_time_s[kept], starts)]
     reasons[ExclusionReason.WARM_UP][settling] = True
     kept[settling] = False
     unmarked = np.flatnonzero(kept)
@@ -136,16 +140,38 @@ def _at_and_after(steps: StepTable, events: Iterable[Event], kind: EventKind) ->
     return marked[:-1]
 
 
-def _settling(times: Floats) -> int:
-    """How many lines, from the first on, are of a job that settles: most of them take far longer."""
-    if len(times) <= _SETTLED_LINES:
-        return 0
-    usual_s = float(np.median(times[-_SETTLED_LINES:]))
-    far = times[: _SETTLING_LINES + 1] > _SETTLING_RATIO * usual_s
+def _settling(times: Floats, starts: Ints) -> Bools:
+    """Which lines are of a job that settles; `starts` are the places of the first ones after each restart."""
+    settles = np.zeros(len(times), dtype=bool)
+    # Nodes may report the first start late, too.
+    of_first = _settling_count(times, np.inf, _SETTLING_LINES)
+    settles[:of_first] = True
+    for first, end in pairwise([*starts.tolist(), len(times)]):
+        before = times[max(0, first - _NEIGHBOURS) : first]
+        before_s = float(np.median(before)) if len(before) >= _SETTLED_LINES else np.inf
+        # What takes longer than at the first start may be a fault that lasts.
+        settles[first : first + _settling_count(times[first:end], before_s, of_first)] = True
+    return settles
+
+
+def _settling_count(times: Floats, before_s: float, most_lines: int) -> int:
+    """How many lines, from the first on, are of a start that settles: most of them take far longer.
+
+    `before_s` is the job's pace before that start; infinite if unknown.
+    """
+    settled_s, until = before_s, most_lines + 1
+    if len(times) > _SETTLED_LINES:
+        paces_s = median(sliding_window_view(times, _SETTLED_LINES))
+        settled = int(np.argmin(paces_s))
+        settled_s = min(before_s, float(paces_s[settled]))
+        if paces_s[settled] <= _SETTLING_RATIO * settled_s:
+            # What is slow after that is another pace.
+            until = min(until, settled + _SETTLED_LINES)
+    far = times[:until] > _SETTLING_RATIO * settled_s
     most = 2 * np.cumsum(far) > np.arange(len(far)) + 1
     count = int(np.flatnonzero(far & most).max(initial=-1)) + 1
     # What is slow for longer was the pace of the job then.
-    return count if count <= _SETTLING_LINES else 0
+    return count if count <= most_lines else 0
 
 
 def _other_batch_size(batch: Floats, kept: Bools) -> Bools:

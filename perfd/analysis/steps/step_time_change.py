@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints, StepTable
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, median_of, near_sigma_of, sigma_of
-from perfd.analysis.steps.steady_steps import steady_rows
+from perfd.analysis.steps.steady_steps import lines_are_means, steady_rows
 from perfd.model import Event
 from perfd.thresholds import THRESHOLDS
 
@@ -21,6 +21,9 @@ out. Chosen."""
 _FEWEST, _CLEAR_RATIO = 2, 0.25
 """So few lines must be longer by this share, as two odd ones in a row are common. Chosen: an alert is to come
 within three steps, and a look after two of them leaves a second and more for it."""
+_CLEAR_BEFORE = 6
+"""So few lines before do for three that are longer by that share, in a job that has no more yet. Chosen: two
+odd ones in a row are more common in its first steps."""
 _LEAST_S = 2.0
 """Longer lines that take less time in all may be noise: one stall covers many short ones. Chosen."""
 _MOSTLY = 0.75
@@ -75,7 +78,7 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
     """
     rows = steady_rows(steps, events).unmarked
     times = steps.step_time_s[rows]
-    grown = _lasting(times, times * steps.steps_covered[rows])
+    grown = _lasting(times, times * steps.steps_covered[rows], means=lines_are_means(steps, rows))
     if grown is not None:
         return grown
     run = THRESHOLDS.step_regression_count
@@ -97,18 +100,26 @@ def step_time_change(steps: StepTable, events: Sequence[Event]) -> StepTimeChang
     return StepTimeChange(baseline_s=baseline_s, growth_ratio=growth)
 
 
-def _lasting(times: Floats, took_s: Floats) -> StepTimeChange | None:
-    """The growth that lasts, by lines that took so long in all; None without one."""
+def _lasting(times: Floats, took_s: Floats, *, means: bool) -> StepTimeChange | None:
+    """The growth that lasts, by lines that took so long in all; None without one.
+
+    Lines that are `means` over several steps are less moved by a pause.
+    """
     run = THRESHOLDS.step_regression_count
     times, took_s = _means(times, took_s)
+    unknown = _JUST_BEFORE - _CLEAR_BEFORE
+    times, took_s = np.pad(times, (unknown, 0), constant_values=np.nan), np.pad(took_s, (unknown, 0))
     if len(times) < _JUST_BEFORE + _FEWEST:
         return None
     newest = min(len(times), _JUST_BEFORE + _NEWEST)
     scatter_s = near_sigma_of(times[:-_FEWEST], run)
     # One line that is not longer, or two, do not end it.
-    ends = range(newest, max(newest - run, _JUST_BEFORE + _FEWEST - 1), -1)
-    found = (_grown(times[-newest:][:end], took_s[-newest:][:end], scatter_s) for end in ends)
-    return next((one for one in found if one is not None), None)
+    for end in range(newest, max(newest - run, _JUST_BEFORE + _FEWEST - 1), -1):
+        earlier = times[: 0 if means else len(times) - newest + end - _FEWEST]
+        grown = _grown(times[-newest:][:end], took_s[-newest:][:end], earlier, scatter_s)
+        if grown is not None:
+            return grown
+    return None
 
 
 def _means(times: Floats, took_s: Floats) -> tuple[Floats, Floats]:
@@ -119,24 +130,47 @@ def _means(times: Floats, took_s: Floats) -> tuple[Floats, Floats]:
     return times[whole:].reshape(-1, each).mean(axis=1), took_s[whole:].reshape(-1, each).sum(axis=1)
 
 
-def _grown(times: Floats, took_s: Floats, scatter_s: float) -> StepTimeChange | None:
-    """The growth up to the last of these lines, whose scatter is given; None if that one is not longer."""
+def _grown(times: Floats, took_s: Floats, earlier: Floats, scatter_s: float) -> StepTimeChange | None:
+    """The growth up to the last of these lines, whose scatter is given; None if that one is not longer.
+
+    By those before the last two, the `earlier` ones, two lines may be pauses.
+    """
     usual_s = median(sliding_window_view(times, _JUST_BEFORE)[:-_FEWEST])
     # The newest two are longer than the middle of both times, or it did not begin at that moment.
     may = float(times[-_FEWEST:].min()) > (1 + THRESHOLDS.step_regression_ratio / 2) * usual_s
     for place in np.flatnonzero(may).tolist():
         since, before_s = times[_JUST_BEFORE + place :], float(usual_s[place])
         now_s = float(median(since))
-        least = _CLEAR_RATIO if len(since) == _FEWEST else THRESHOLDS.step_regression_ratio
-        near_s = MAD_TO_SIGMA * float(median(np.abs(times[place : place + _JUST_BEFORE] - before_s)))
-        error_s = max(scatter_s, near_s) * (1 / len(since) + 1 / _JUST_BEFORE) ** 0.5
+        apart_s = np.abs(times[place : place + _JUST_BEFORE] - before_s)
+        known = int(np.isfinite(apart_s).sum())
+        young, run = known < _JUST_BEFORE, THRESHOLDS.step_regression_count
+        if young and not run <= len(since) <= _JUST_BEFORE:
+            continue
+        few = young or len(since) == _FEWEST
+        least = _CLEAR_RATIO if few else THRESHOLDS.step_regression_ratio
+        # Beside so few lines before, those since would widen the scatter.
+        near_s = near_sigma_of(times[: _JUST_BEFORE + place], run) if young else scatter_s
+        error_s = max(near_s, MAD_TO_SIGMA * float(median(apart_s))) * (1 / len(since) + 1 / known) ** 0.5
         if now_s <= (1 + least) * before_s or now_s - before_s <= _ERRORS * error_s:
+            continue
+        if len(since) == _FEWEST and _are_pauses(since, before_s, earlier):
             continue
         longer = since > (before_s + now_s) / 2
         lasts = longer[0] and longer[-_FEWEST:].all() and longer.mean() >= _MOSTLY and not _ended(longer)
         if lasts and took_s[_JUST_BEFORE + place :].sum() >= _LEAST_S:
             return StepTimeChange(baseline_s=before_s, growth_ratio=now_s / before_s - 1)
     return None
+
+
+def _are_pauses(two: Floats, usual_s: float, earlier: Floats) -> bool:
+    """Whether two lines may be long by chance: they are unlike, and many of the earlier ones were as long."""
+    as_long = np.count_nonzero(_by_themselves(earlier >= two.min()))
+    return bool(as_long > _BY_CHANCE * len(earlier)) and not _alike(two - usual_s, _CLEAR_ALIKE)
+
+
+def _by_themselves(long: Bools) -> Bools:
+    """Of lines that are long, those between two that are not: several in a row are another pace."""
+    return np.asarray(long & ~np.append(False, long[:-1]) & ~np.append(long[1:], False))
 
 
 def _ended(longer: Bools) -> bool:
@@ -180,8 +214,7 @@ def _twice_s(times: Floats, took_s: Floats, steps: Ints, clear: Bools) -> float 
     is_new = first - earlier > _QUIET_PERIODS * (last - first)
     if not (near and is_new) or took_s[first : last + 1].sum() < _LEAST_S:
         return None
-    # Several such steps in a row are another pace.
-    stalls = clear[:first] & ~np.append(False, clear[: first - 1]) & ~clear[1 : first + 1]
+    stalls = _by_themselves(clear[: first + 1])[:-1]
     by_chance = (last - first) * np.count_nonzero(stalls) > _BY_CHANCE * first
     return None if by_chance else _recurring_s(times, steps, clear, 2)
 

@@ -104,9 +104,10 @@ JOB_METRICS: Sequence[MetricInfo] = (
     of_job(
         "perfd_step_time_regression_ratio",
         "Growth of step time over the baseline: 0.1 is 10% slower, 0 without. A growth is that of lines "
-        "that take 2 s in all over the eight before: 10%, of only two lines 25%, and five standard errors. "
-        "It ends with three usual lines in a row. A periodic stall is one when it came three times at equal "
-        "intervals, or twice if each doubled a step and none did before.",
+        "that take 2 s in all over the eight before: 10%, of two lines, or three with only six before, 25%, "
+        "and five standard errors. Two unlike lines are none in a job that had such pauses. It ends with "
+        "three usual lines in a row. A periodic stall is one when it came three times at equal intervals, or "
+        "twice if each doubled a step and none did before.",
         source="perfd.analysis",
         absent="Without a baseline.",
     ),
