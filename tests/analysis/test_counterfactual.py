@@ -468,25 +468,32 @@ def test_one_pause_before_does_not_hide_who_became_slow() -> None:
     assert slow_since(steps, waited) is None
 
 
-def with_earlier(earlier: int, place: int, in_a_row: int = 99) -> tuple[Floats, Floats]:
-    """Long steps by rank 2 after 8 short ones, before which `earlier` steps were as long by `place`."""
+def with_earlier(earlier: int, place: int, in_a_row: int = 99, short: int = 0) -> tuple[Floats, Floats]:
+    """Long steps by rank 2 after 8 short ones, before which `earlier` steps were as long by `place`.
+
+    `in_a_row` of these are followed by one of rank 2. So many others are short, by turns with two long ones.
+    """
     steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0], before=8)
     late = waited[-1].copy()
     late[[2, place]] = late[[place, 2]]
     rows = np.tile(late, (earlier, 1))
     rows[in_a_row :: in_a_row + 1] = waited[-1]
-    return np.concatenate([np.full(earlier, steps[-1]), steps]), np.concatenate([rows, waited])
+    times = np.full(earlier, steps[-1])
+    times[2 : 3 * short : 3] = steps[0]
+    return np.concatenate([times, steps]), np.concatenate([rows, waited])
 
 
-@pytest.mark.parametrize(("earlier", "found"), [(7, True), (8, False), (20, False)])
-def test_a_few_short_steps_between_long_ones_are_no_past(earlier: int, found: bool) -> None:
-    """Rank 2 did not become slow: it was as late before them, too."""
-    assert (slow_since(*with_earlier(earlier, place=2)) is not None) is found
+@pytest.mark.parametrize(
+    ("earlier", "short", "found"), [(7, 1, True), (8, 1, False), (20, 5, False), (20, 0, True)]
+)
+def test_a_few_short_steps_among_long_ones_are_no_past(earlier: int, short: int, found: bool) -> None:
+    """Rank 2 did not become slow: it was as late before them, too, unless that was another fault of it."""
+    assert (slow_since(*with_earlier(earlier, place=2, short=short)) is not None) is found
 
 
 @pytest.mark.parametrize(("in_a_row", "found"), [(8, True), (7, False)])
 def test_earlier_steps_that_another_rank_made_long_do_not_count(in_a_row: int, found: bool) -> None:
-    assert (slow_since(*with_earlier(26, place=0, in_a_row=in_a_row)) is not None) is found
+    assert (slow_since(*with_earlier(26, place=0, in_a_row=in_a_row, short=1)) is not None) is found
 
 
 def test_steps_whose_waits_are_not_held_say_nothing() -> None:

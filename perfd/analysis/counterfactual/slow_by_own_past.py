@@ -40,8 +40,8 @@ _YOUNG_STRETCH_RATIO = 0.2
 """The same with fewer steps before: hosts of a job that began a moment ago become slower in its first ten
 steps or so, by 21% and once by 31% (H100, 2026-11-26). Chosen."""
 _MOST_EARLIER, _FEWEST_EARLIER = 32, 8
-"""Steps earlier than those before, of which most must be shorter than those since: else the steps before were
-only a short stretch of fast ones. Chosen."""
+"""Steps earlier than those before: where most are as long as those since, and not all in a row, the steps
+before were only a short stretch of fast ones. Chosen."""
 _OTHER_FAULT = 8
 """Steps in a row in which the same other rank waits least: they are of its fault and show nothing. Chosen."""
 _PAUSES = 1
@@ -126,7 +126,10 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
         return None
     earlier = slice(max(0, first - _MOST_BEFORE - _MOST_EARLIER), max(0, first - _MOST_BEFORE))
     own = ~_of_other_fault(waits_s[earlier] - usual_wait_s, place)
-    if own.sum() >= _FEWEST_EARLIER and median(step_time_s[earlier][own]) > (usual_s + now_s) / 2:
+    as_long = step_time_s[earlier][own] > (usual_s + now_s) / 2
+    # In a row, they are of an earlier fault of that rank.
+    in_turn = int(as_long[:1].sum() + (np.diff(as_long.astype(np.int64)) > 0).sum()) > 1
+    if len(as_long) >= _FEWEST_EARLIER and as_long.mean() > _MOSTLY and in_turn:
         return None
     shown = [_beyond_chance(before_s, since_s, apart, place)]
     if own_times and len(since_s) > _FEWEST_SINCE:

@@ -28,8 +28,8 @@ _IDLE, _NEW = 0.12, 2.0
 _IDLE_PART = 1 - THRESHOLDS.late_hosts_idle_ratio
 """Of what activity falls by, that GPUs run no kernel at least: in the rest they wait for each other."""
 _USUALLY = 1 / 3
-"""Of the samples before those: as active as GPUs were in so many is not a fall. They are as before a fault that
-ended, in which they waited for each other. Chosen: more than an earlier fault of 12 s in 40 s of training."""
+"""Of the samples before those: as active as GPUs were in so many is not a fall. They are as before a fault
+that ended, in which they waited for each other. Chosen: more than an earlier fault of 12 s in 40 s."""
 _MOST_ROWS, _LONGER = 6, 1.08
 """Rows of the time since that show a change by themselves, and by how much fewer have to be longer."""
 _NEWEST_STEP_S = 1.0
