@@ -18,7 +18,7 @@ from perfd.analysis.diagnosis.straggler_findings import judge_straggler
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.steps import LongerSteps, gpu_activity
 from perfd.analysis.stragglers import Pattern, Straggler
-from perfd.model import GpuColumn, ParallelLayout
+from perfd.model import GpuColumn, ParallelLayout, StepDoubt
 
 RANK = 1
 CULPRIT = (Culprit(kind="rank", id=RANK),)
@@ -127,6 +127,15 @@ def test_a_gpu_with_more_work_shows_no_slow_rank_by_a_moment_of_steps_whose_lag_
     job = replace(seen(None), hosts_seen=True, computing_more=frozenset({RANK}))
     now = replace(slow(RANK), role="", has_peers=True, counted_twice=True, longer_for_s=lasts_s)
     assert bool(blaming(replace(job, nccl=replace(job.nccl, slow_since=now)))) is named
+
+
+@pytest.mark.parametrize(("lasts_s", "named"), [(1.49, False), (1.5, True)])
+def test_nor_by_a_moment_of_what_may_be_micro_batches(lasts_s: float, named: bool) -> None:
+    job = replace(seen(None), hosts_seen=True, computing_more=frozenset({RANK}))
+    now = replace(slow(RANK), role="", has_peers=True, longer_for_s=lasts_s)
+    late = replace(job, nccl=replace(job.nccl, slow_since=now))
+    assert bool(blaming(replace(late, step_doubt=StepDoubt.MICRO_BATCHES))) is named
+    assert blaming(late)
 
 
 @pytest.mark.parametrize(("gain", "named"), [(None, True), (0.0, False), (0.06, False), (0.2, True)])

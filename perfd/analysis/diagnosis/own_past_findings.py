@@ -99,9 +99,10 @@ def may_be_last(facts: JobEvidence, slow: SlowRank) -> bool:
     """Whether that rank may only be the last of ranks that are all late, since nothing else shows it slow.
 
     Its peers are unknown, and neither hosts nor GPUs are seen. Or it has peers, and became late a moment ago,
-    so that hosts are not read yet, or one lag of it is waited for again and again.
+    so that hosts are not read yet, or one lag of it is waited for again and again. Or a moment ago, and rows
+    may be of micro-batches.
     """
-    if slow.counted_twice and slow.longer_for_s < _LEAST_S:
+    if (slow.counted_twice or facts.step_doubt is not None) and slow.longer_for_s < _LEAST_S:
         return True
     if facts.reading is not None or _by_its_gpu(facts, slow):
         return False
