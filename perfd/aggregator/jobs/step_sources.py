@@ -62,7 +62,7 @@ class StepSources:
     def takes_over(self, line: TrainingStep, made_unix_s: float) -> bool:
         """Whether lines show the pace better than operations do: one step alone may be a bar's last word.
 
-        Not if it was printed before operations showed steps: which comes first in a batch is chance.
+        One that was printed before operations showed steps does: which comes first in a batch is chance.
         """
         if HOOK_MARK in line.extras:
             return True

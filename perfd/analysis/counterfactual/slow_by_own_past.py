@@ -127,9 +127,9 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     earlier = slice(max(0, first - _MOST_BEFORE - _MOST_EARLIER), max(0, first - _MOST_BEFORE))
     own = ~_of_other_fault(waits_s[earlier] - usual_wait_s, place)
     as_long = step_time_s[earlier][own] > (usual_s + now_s) / 2
-    # In a row, they are of an earlier fault of that rank.
-    in_turn = int(as_long[:1].sum() + (np.diff(as_long.astype(np.int64)) > 0).sum()) > 1
-    if len(as_long) >= _FEWEST_EARLIER and as_long.mean() > _MOSTLY and in_turn:
+    # Those of an earlier fault of that rank are in one stretch.
+    stretches = np.count_nonzero(as_long & ~np.append(False, as_long[:-1]))
+    if len(as_long) >= _FEWEST_EARLIER and as_long.mean() > _MOSTLY and stretches > 1:
         return None
     shown = [_beyond_chance(before_s, since_s, apart, place)]
     if own_times and len(since_s) > _FEWEST_SINCE:
