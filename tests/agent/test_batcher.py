@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from agent.support import gpu_table, steps
+from agent.support import steps
 
 from perfd.agent.collection.batcher import Batcher
 from perfd.agent.spool.spool import Spool
 from perfd.errors import RecordingError
-from perfd.model import Batch, Record, SampleTable, TrainingStep
+from perfd.model import Batch, Record, SampleTable, Scope, TrainingStep
 from perfd.wire import agent_messages
 
 
@@ -44,14 +44,15 @@ def test_a_flush_of_nothing_makes_no_batch(spool: Spool) -> None:
     assert batches(spool) == []
 
 
-def test_tables_of_one_interval_travel_as_one(spool: Spool) -> None:
+def test_tables_of_one_sweep_travel_as_one(spool: Spool) -> None:
     batcher = Batcher(spool)
-    for tick in range(10):
-        batcher.add([gpu_table(1.0, 2.0, unix_ns=tick)])
+    for tick in range(3):
+        for rank in range(2):
+            one = {"times_unix_ns": [tick], "entities": [f"j/{rank}"], "columns": {"lag_s": [float(rank)]}}
+            batcher.add([SampleTable(scope=Scope.RANK, **one)])
     batcher.flush(1)
-    (table,) = batches(spool)[0].records
-    assert isinstance(table, SampleTable)
-    assert len(table.times_unix_ns) == 20
+    tables = batches(spool)[0].records
+    assert [list(one.entities) for one in tables if isinstance(one, SampleTable)] == [["j/0", "j/1"]] * 3
 
 
 def test_a_full_queue_drops_the_oldest_and_says_how_many(spool: Spool) -> None:

@@ -19,17 +19,36 @@ def rows(records: list[Record]) -> list[tuple[object, ...]]:
     ]
 
 
-def test_tables_of_one_kind_become_one_in_the_order_of_their_rows() -> None:
-    (merged,) = merge_tables([gpu_table(1.0, 2.0, unix_ns=1), gpu_table(3.0, 4.0, unix_ns=2)])
-    assert isinstance(merged, SampleTable)
-    assert list(merged.times_unix_ns) == [1, 1, 2, 2]
-    assert list(merged.entities) == ["0", "1", "0", "1"]
-    assert list(merged.columns["power_w"]) == [1.0, 2.0, 3.0, 4.0]
+def entity_table(entity: str, value: float, unix_ns: int) -> SampleTable:
+    return SampleTable(
+        scope=Scope.RANK, times_unix_ns=[unix_ns], entities=[entity], columns={"lag_s": [value]}
+    )
+
+
+def test_tables_of_one_kind_become_one_of_each_sweep_in_the_order_of_their_rows() -> None:
+    came = [
+        entity_table(entity, unix_ns + rank, unix_ns)
+        for unix_ns in (1, 5)
+        for rank, entity in enumerate("ab")
+    ]
+    merged = merge_tables(came)
+    assert [list(table.entities) for table in merged if isinstance(table, SampleTable)] == [["a", "b"]] * 2
+    assert [row[1:] for row in rows(merged)] == [
+        (1, "a", "lag_s", 1.0),
+        (1, "b", "lag_s", 2.0),
+        (5, "a", "lag_s", 5.0),
+        (5, "b", "lag_s", 6.0),
+    ]
+
+
+def test_whole_sweeps_stay_as_they_are() -> None:
+    sweeps: list[Record] = [gpu_table(1.0, 2.0, unix_ns=1), gpu_table(3.0, 4.0, unix_ns=2)]
+    assert merge_tables(sweeps) == sweeps
 
 
 def test_other_records_keep_their_order_around_the_tables() -> None:
     first, second = steps(2)
-    merged = merge_tables([first, gpu_table(1.0), second, gpu_table(2.0)])
+    merged = merge_tables([first, entity_table("a", 1.0, 1), second, entity_table("b", 2.0, 1)])
     assert merged[0] == first
     assert merged[2] == second
     assert len(merged) == 3
@@ -53,5 +72,11 @@ tables = st.builds(
 def test_merging_neither_loses_nor_invents_a_value(parts: list[SampleTable]) -> None:
     before, after = list[Record](parts), merge_tables(parts)
     assert sorted(map(repr, rows(after))) == sorted(map(repr, rows(before)))
-    kinds = [(table.scope, *table.columns) for table in after if isinstance(table, SampleTable)]
-    assert len(set(kinds)) == len(kinds)
+    joined = [table for table in after if isinstance(table, SampleTable)]
+    assert all(len(set(table.entities)) == len(table.entities) for table in joined)
+    # No two that follow each other could be one.
+    kinds: dict[tuple[object, ...], set[str]] = {}
+    for table in joined:
+        kind = (table.scope, *table.columns)
+        assert kind not in kinds or kinds[kind] & set(table.entities)
+        kinds[kind] = set(table.entities)

@@ -78,3 +78,34 @@ def test_few_tables_wait(scope):
         assert len(readings._waiting.get(scope, ())) < 8
     assert readings[scope].values.tolist() == [[1.0, 2.0, 3.0], [11.0, 12.0, 13.0]]
     assert not readings._waiting[scope]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_sweeps_of_one_batch_are_as_those_of_a_joined_table_and_cost_no_more_than_others(waits):
+    names = _NAMES[:2]
+    apart, joined = (NodeReadings(_LIMITS, AggregatorCounters()) for _ in range(2))
+    for batch in range(3):
+        now_s = 50.0 + 2 * batch
+        times_ns = [(2 * batch + sweep) * _S for sweep in range(2)]
+        for time_ns in times_ns:
+            apart.take(table(time_ns, [time_ns / _S, 1.0], names=names), now_s)
+            if not waits:
+                shown(apart, now_s)
+        numbers = array("d", [v + 10 * row for v in (0, 1) for _ in times_ns for row in range(2)])
+        values = np.array(numbers).reshape(2, 2, 2)
+        values[0] += np.array(times_ns)[:, None] / _S
+        joined.take(
+            SampleTable(
+                scope=Scope.GPU,
+                times_unix_ns=array("q", np.repeat(times_ns, 2)),
+                entities=_GPUS * 2,
+                columns=ColumnBlock(names, values.tobytes(), 4),
+            ),
+            now_s,
+        )
+    now_s += 1.0
+    of_apart, of_joined = shown(apart, now_s), shown(joined, now_s)
+    np.testing.assert_equal(of_apart[:-1], of_joined[:-1])
+    # One time of all values, not one of each.
+    assert isinstance(apart[Scope.GPU]._seen_s, float)
+    np.testing.assert_equal(apart[Scope.GPU]._period_s, 2.0)

@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
@@ -173,27 +173,41 @@ def _numbered(batch: Batch, records: Sequence[bytes], sequence: int) -> bytes:
     return convert.encode_message(replace(batch, sequence=sequence), records)
 
 
-def merge_tables(records: Iterable[Record]) -> list[Record]:
-    """The same records, with tables of one scope and the same columns joined row by row.
+@dataclass(slots=True)
+class _Sweep:
+    """Tables of one kind that name no entity twice."""
 
-    A joined table takes the place of its first part; rows keep their order.
+    place: int
+    """Of the first one among all records."""
+    tables: list[SampleTable] = field(default_factory=list)
+    entities: set[str] = field(default_factory=set)
+
+
+def merge_tables(records: Iterable[Record]) -> list[Record]:
+    """The same records, with tables of one scope and the same columns joined row by row, to whole sweeps.
+
+    A table with an entity that the sweep before has begins the next one: it is of the same form as that, so
+    that two cost the aggregator less than half of a joined one. A joined table takes the place of its first
+    part; rows keep their order.
     """
     merged: list[Record] = []
-    parts: dict[tuple[object, ...], list[SampleTable]] = {}
-    places: dict[tuple[object, ...], int] = {}
+    sweeps: list[_Sweep] = []
+    newest: dict[tuple[object, ...], _Sweep] = {}
     for record in records:
         if not isinstance(record, SampleTable):
             merged.append(record)
             continue
         key: tuple[object, ...] = (record.scope, *record.columns)
-        if key not in parts:
-            parts[key] = []
-            places[key] = len(merged)
+        sweep = newest.get(key)
+        if sweep is None or not sweep.entities.isdisjoint(record.entities):
+            sweep = newest[key] = _Sweep(place=len(merged))
+            sweeps.append(sweep)
             merged.append(record)
-        parts[key].append(record)
-    for key, tables in parts.items():
-        if len(tables) > 1:
-            merged[places[key]] = _join(tables)
+        sweep.tables.append(record)
+        sweep.entities.update(record.entities)
+    for sweep in sweeps:
+        if len(sweep.tables) > 1:
+            merged[sweep.place] = _join(sweep.tables)
     return merged
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
@@ -244,28 +245,24 @@ class NodeSamples:
         self._newest_s = max(self._newest_s, now_s)
 
     def renew(self, values: Floats, now_s: float) -> bool:
-        """Take a table that has a value for every metric; False, and it is not taken, if it is not newer."""
-        if now_s <= self._newest_s:
+        """Take a table that has a value for every metric; False, and it is not taken, if one came later."""
+        if now_s > self._newest_s:
+            self._period_s = now_s - self._seen_s
+            self._seen_s = self._newest_s = now_s
+        elif now_s < self._newest_s or not isinstance(self._seen_s, float):
             return False
-        self._period_s = now_s - self._seen_s
-        self._seen_s = self._newest_s = now_s
+        # Else it is a further sweep of a batch: no time has passed since the one before.
         self.values = values
         return True
 
     def replace(self, arrived_s: Sequence[float], values: Floats) -> bool:
-        """Take tables that have a value for every metric, of which the last has `values`, if each is newer.
+        """Take tables that have a value for every metric, of which the last has `values`, in their order.
 
-        False, and none is taken, where one came at the time of another or before.
+        False, and none is taken, where one came before another.
         """
-        before_s = self._newest_s
-        for now_s in arrived_s:
-            if now_s <= before_s:
-                return False
-            before_s = now_s
-        seen_s = self._seen_s if len(arrived_s) == 1 else arrived_s[-2]
-        self._period_s = arrived_s[-1] - seen_s
-        self._seen_s, self._newest_s, self.values = arrived_s[-1], arrived_s[-1], values
-        return True
+        in_order = all(one <= other for one, other in pairwise((self._newest_s, *arrived_s)))
+        # Only the first one can be refused.
+        return in_order and all(self.renew(values, now_s) for now_s in arrived_s)
 
     def fresh(self, now_s: float, stale_after_s: float) -> Floats:
         """The values, NaN where a reading is older than `stale_after_s` and than three of its intervals.
