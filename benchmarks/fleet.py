@@ -7,14 +7,16 @@
                                [--spread-s 0.95] [--json]
 
 Agents of nodes with 8 GPUs each first send two minutes that they have kept, as after a partition, so
-that every window of the analysis is full; then each sends one batch a second over real gRPC. The page
+that every window of the analysis is full; then each sends a batch a second over real gRPC, or one with two
+seconds every other second where the aggregator asks for that (over NATS they do not listen). The page
 is read every 15 s, as Prometheus does, and counted apart. All send at the same instant, as agents do whose
 clocks agree; with `--spread-s` evenly within that time. With `--beside` the perfd of another checkout takes
 the same, in turn. With `--uplink nats` agents publish to a nats-server on this machine, whose CPU time is not
 in that of the aggregator. With `--pace-s N` the seconds of agents and aggregator last N seconds, for
 more agents than this machine can drive at once. Rounds are counted `--settled-s` after the burst: beyond 30 s
-jobs are calm, whose numbers are made less often. It exits with 1 if not every batch that was sent was
-taken, once.
+jobs are calm, whose numbers are made less often and whose agents are asked for fewer batches; they obey once
+they have sent 60 s, the kept ones among them. It exits with 1 if not every batch that was sent was taken,
+once.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from benchmarks.fleet_agents import (
     published,
 )
 from benchmarks.fleet_traffic import Traffic, recorded_seconds
+from perfd.agent.collection.batch_pace import QUIET_AFTER_S
 from tests.support.nats_server import NatsServer
 
 SCHEMA = "perfd.bench.fleet/1"
@@ -139,6 +142,10 @@ class _Drive:
         self._partitioned = partitioned
         self._held: dict[int, list[bytes]] = {}
         """By node, what it could not send."""
+        self._collected: dict[int, list[tuple[int, int]]] = {}
+        """By node, the seconds that are in no batch yet: their numbers and times."""
+        self._sequences: dict[int, int] = {}
+        """By node, of its newest batch."""
         self._sent = 0
         self._job_restarts = 0
 
@@ -161,6 +168,7 @@ class _Drive:
                 await asyncio.to_thread(_wait_until_read, self._aggregator)
             caught_up_s = time.perf_counter() - sent_s
             figures = await self._paced(agents, seconds, kept_s)
+            await self._send_rest(agents)
             await asyncio.gather(*(agent.settle() for agent in agents))
             taken = await asyncio.to_thread(_wait_taken, self._aggregator, self._sent)
             values = self._aggregator.values()
@@ -193,9 +201,10 @@ class _Drive:
         # What is made in the meantime is late, and of all agents alike.
         start_ns, before, scraped, pages, late_s, cpu_s = time.time_ns(), 0, 0, [], 0.0, 0.0
         started_s = time.perf_counter()
-        settled_s = self._settled_s
+        settled_s, sent = self._settled_s, 0
         for second in range(settled_s + seconds):
             if second == settled_s:
+                sent = self._sent
                 before, cpu_s = len(rounds_of(self._rounds)), aggregator.cpu_s()
                 scraped = len(rounds_of(self._scrapes))
             sequence, now_ns = kept_s + second + 2, start_ns + second * _SECOND_NS
@@ -204,8 +213,13 @@ class _Drive:
                 self._job_restarts += 1
                 await agents[restarted * 7 % len(agents)].restart()
             away = second - settled_s in self._partitioned
+            # A node is quiet a minute after it last changed.
+            quiet = sequence >= QUIET_AFTER_S
             await asyncio.gather(
-                *(self._send(agent, n, sequence, now_ns, away=away) for n, agent in enumerate(agents))
+                *(
+                    self._send(agent, n, sequence, now_ns, away=away, quiet=quiet)
+                    for n, agent in enumerate(agents)
+                )
             )
             if second % _SCRAPE_EVERY_S == settled_s % _SCRAPE_EVERY_S:
                 read_s = time.perf_counter()
@@ -217,16 +231,17 @@ class _Drive:
         took_s = time.perf_counter() - started_s - settled_s * self._pace_s
         cpu_s = aggregator.cpu_s() - cpu_s
         times, scrapes = rounds_of(self._rounds)[before:], rounds_of(self._scrapes)[scraped:]
-        # A round comes with each batch, however late this machine makes the batches.
+        # A round comes with each second, however late this machine makes the batches.
         nodes = len(agents)
-        batch_s = (cpu_s - times[:, 1].sum() - scrapes[:, 1].sum()) / (nodes * seconds)
+        node_s = (cpu_s - times[:, 1].sum() - scrapes[:, 1].sum()) / (nodes * seconds)
         return {
             "rounds": len(times),
             **{f"round_{name}_s": value for name, value in _spread(times[:, 0]).items()},
             **{f"round_cpu_{name}_s": value for name, value in _spread(times[:, 1]).items()},
             "cpu_ratio": cpu_s / took_s,
-            "batch_cpu_us": batch_s * 1e6,
-            "batch_and_round_cpu_us": (batch_s + times[:, 1].mean() / nodes) * 1e6,
+            "batches_per_node_and_s": (self._sent - sent) / (nodes * seconds),
+            "node_second_cpu_us": node_s * 1e6,
+            "node_second_and_round_cpu_us": (node_s + times[:, 1].mean() / nodes) * 1e6,
             "scrape_cpu_s": scrapes[:, 1].mean(),
             "scrapes_cpu_us": scrapes[:, 1].mean() / _SCRAPE_EVERY_S / nodes * 1e6,
             "page_bytes": max(size for size, _ in pages),
@@ -234,16 +249,40 @@ class _Drive:
             "late_s": late_s,
         }
 
-    async def _send(self, agent: Sender, node: int, sequence: int, now_ns: int, *, away: bool) -> None:
-        """A node's batch; every second node keeps it while it is away, and sends all afterwards."""
-        held = self._held.setdefault(node, [])
-        held.append(self._traffic.batch(node, sequence, now_ns))
+    async def _send(
+        self, agent: Sender, node: int, second: int, now_ns: int, *, away: bool, quiet: bool
+    ) -> None:
+        """A node's batch; every second node keeps it while it is away, and sends all afterwards.
+
+        A `quiet` one sends as seldom as the aggregator asks, at the same seconds as all others.
+        """
+        collected = self._collected.setdefault(node, [])
+        collected.append((second, now_ns))
+        if quiet and agent.quiet_s and second % round(agent.quiet_s):
+            return
+        held = self._hold(node)
         if away and node % 2:
             return
         await asyncio.sleep(self._spread_s * node / self._traffic.nodes)
         self._sent += len(held)
         self._held[node] = []
         await agent.send(held)
+
+    def _hold(self, node: int) -> list[bytes]:
+        """Make a batch of what a node collected; returns those that it has not sent."""
+        collected, held = self._collected[node], self._held.setdefault(node, [])
+        if collected:
+            # The first one after those that were kept has the number of its second, as these have.
+            sequence = self._sequences[node] = self._sequences.get(node, collected[0][0] - 1) + 1
+            held.append(self._traffic.batch_of(node, sequence, tuple(collected)))
+            collected.clear()
+        return held
+
+    async def _send_rest(self, agents: Sequence[Sender]) -> None:
+        """What quiet nodes had not sent when the last second was over."""
+        for node, agent in enumerate(agents):
+            self._sent += len(self._hold(node))
+            await agent.send(self._held.pop(node))
 
 
 def _wait_until_read(aggregator: AggregatorProcess) -> None:
@@ -335,13 +374,14 @@ def _text(result: dict[str, Any]) -> str:
     )
     return (
         f"{result['checkout']}: {result['uplink']}, {result['nodes']} nodes, {result['jobs']} jobs, "
-        f"a batch of each every {result['pace_s']:g} s, "
+        f"{result['batches_per_node_and_s']:.2f} batches of a node in each second of {result['pace_s']:g} s, "
         f"{result['rounds']} rounds, load {result['load_average']:.1f}\n"
         f"round, ms: {wall}; CPU of its thread: {cpu}\n"
         f"page: {result['page_bytes'] / 1e6:.2f} MB with gzip, in {result['page_s']:.2f} s, "
         f"{result['scrape_cpu_s'] * 1e3:.0f} ms of CPU\n"
-        f"CPU per batch, us: {result['batch_cpu_us']:.0f}, with its share of a round "
-        f"{result['batch_and_round_cpu_us']:.0f}, plus {result['scrapes_cpu_us']:.0f} for scrapes\n"
+        f"CPU per node and second (336 values), us: {result['node_second_cpu_us']:.0f}, "
+        f"with its share of a round {result['node_second_and_round_cpu_us']:.0f}, "
+        f"plus {result['scrapes_cpu_us']:.0f} for scrapes\n"
         f"{result['sent_batches']} batches sent, {result['taken_batches']} taken, "
         f"{result['repeated_batches']:.0f} repeated, {result['job_restarts']} jobs and agents restarted\n"
         f"{result['cpu_ratio']:.0%} of a core, {result['peak_memory_bytes'] / 1e6:.0f} MB at most "

@@ -19,6 +19,7 @@ from perfd.collector_loading import load_collector
 from perfd.model import (
     Ack,
     Batch,
+    BatchInterval,
     CollectorHealth,
     GpuInfo,
     Hello,
@@ -53,6 +54,9 @@ _CONNECT_AT_ONCE = 1_000
 class Sender(Protocol):
     """An agent that sends what it is given."""
 
+    quiet_s: float
+    """What the aggregator asked for, 0 for nothing."""
+
     async def send(self, batches: list[bytes]) -> None:
         """Send batches, at most a window ahead of what is acknowledged."""
 
@@ -74,6 +78,9 @@ class FakeAgent:
         self._kept: deque[bytes] = deque()
         """What is not acknowledged, as in a spool."""
         self._sent = self._acknowledged = 0
+        self.quiet_s = 0.0
+        self._changed = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
 
     async def restart(self) -> None:
         """Break the stream, connect again, and send what was not received."""
@@ -97,6 +104,8 @@ class FakeAgent:
         welcome = decode_aggregator_message(await self._call.read())
         assert isinstance(welcome, Welcome)
         self._note(max(welcome.last_sequence, welcome.received_sequence))
+        self.quiet_s = 0.0
+        self._reading = asyncio.create_task(self._read(self._call))
 
     async def send(self, batches: list[bytes]) -> None:
         """Send batches, at most a window ahead of what is acknowledged; until all are, if each is at once."""
@@ -114,9 +123,26 @@ class FakeAgent:
 
     async def _acknowledge(self, sequence: int) -> None:
         while self._acknowledged < sequence:
-            message = decode_aggregator_message(await self._call.read())
-            if isinstance(message, Ack):
-                self._note(message.sequence)
+            self._changed.clear()
+            if self._reading is None or self._reading.done():
+                raise RuntimeError("The aggregator ended the stream of an agent.")
+            await self._changed.wait()
+
+    async def _read(self, call: Any) -> None:  # noqa: ANN401  (of a package without types)
+        """Read what the aggregator says until the stream ends."""
+        try:
+            while isinstance(data := await call.read(), bytes):
+                message = decode_aggregator_message(data)
+                if isinstance(message, Ack):
+                    self._note(message.sequence)
+                elif isinstance(message, BatchInterval):
+                    self.quiet_s = message.quiet_s
+                self._changed.set()
+        except (grpc.aio.AioRpcError, asyncio.CancelledError):
+            # It was restarted, or the aggregator is gone.
+            pass
+        finally:
+            asyncio.get_running_loop().call_soon(self._changed.set)
 
     def _note(self, sequence: int) -> None:
         while self._acknowledged < sequence:
@@ -126,6 +152,9 @@ class FakeAgent:
 
 class FakeNatsAgent:
     """An agent that publishes to JetStream; the stream acknowledges its batches."""
+
+    quiet_s = 0.0
+    """It listens to nothing."""
 
     def __init__(self, client: Any, number: int) -> None:  # noqa: ANN401  (of a package that is an extra)
         self._client = client

@@ -34,19 +34,23 @@ class Traffic:
     """Of each rank and second, in NCCL's records."""
     recorded: Sequence[Sequence[Record]] = ()
     """By second, what a recorded agent sent, instead of healthy GPUs' samples; it starts over at its end."""
-    batch: Callable[[int, int, int], bytes] = field(init=False, repr=False)
-    """The batch of a node in a second, with its sequence: (node, sequence, now_unix_ns)."""
+    batch_of: Callable[[int, int, tuple[tuple[int, int], ...]], bytes] = field(init=False, repr=False)
+    """The batch of a node with seconds by number and time: (node, sequence, ((second, unix_ns), ...))."""
 
     def __post_init__(self) -> None:
         encoded = lru_cache(maxsize=_KEPT)(self._encoded)
         of_node = bool(self.nccl_operations or self.recorded)
 
-        def batch(node: int, sequence: int, now_ns: int) -> bytes:
+        def batch_of(node: int, sequence: int, seconds: tuple[tuple[int, int], ...]) -> bytes:
             # Only what names ranks differs between nodes that report no job's progress.
             key = node if of_node else kind_of(node, self.jobs)
-            return encoded(key, sequence, now_ns + self.clock_offset_ns(node))
+            return encoded(key, sequence, seconds, self.clock_offset_ns(node))
 
-        object.__setattr__(self, "batch", batch)
+        object.__setattr__(self, "batch_of", batch_of)
+
+    def batch(self, node: int, sequence: int, now_ns: int) -> bytes:
+        """The batch of a node with the second of the same number."""
+        return self.batch_of(node, sequence, ((sequence, now_ns),))
 
     def clock_offset_ns(self, node: int) -> int:
         """How far a node's clock is ahead."""
@@ -67,27 +71,36 @@ class Traffic:
         newest -= (newest - job) % self.jobs
         return sequence if newest < 0 else sequence - (newest + 1) * every + 1
 
-    def _encoded(self, node: int, sequence: int, now_ns: int) -> bytes:
+    def _encoded(
+        self, node: int, sequence: int, seconds: tuple[tuple[int, int], ...], ahead_ns: int
+    ) -> bytes:
+        records = [
+            one for second, unix_ns in seconds for one in self._records(node, second, unix_ns + ahead_ns)
+        ]
+        sent_ns = seconds[-1][1] + ahead_ns
+        return encode_message(Batch(sequence=sequence, sent_unix_ns=sent_ns, records=records))
+
+    def _records(self, node: int, second: int, now_ns: int) -> list[Record]:
         if self.recorded:
             records = [
                 _moved(one, node, self.jobs, now_ns)
-                for one in self.recorded[sequence % len(self.recorded)]
+                for one in self.recorded[second % len(self.recorded)]
                 # One node of a job reports its progress.
                 if node < self.jobs or not isinstance(one, TrainingStep)
             ]
         else:
-            records = batch_records(sequence, self.jobs, node if node < self.jobs else -1, now_ns)
+            records = batch_records(second, self.jobs, node if node < self.jobs else -1, now_ns)
         records = [
-            replace(one, step=self.step(node, sequence)) if isinstance(one, TrainingStep) else one
+            replace(one, step=self.step(node, second)) if isinstance(one, TrainingStep) else one
             for one in records
         ]
         if self.nccl_operations:
-            records += [self._nccl(node, gpu, sequence, now_ns) for gpu in range(GPUS)]
-        return encode_message(Batch(sequence=sequence, sent_unix_ns=now_ns, records=records))
+            records += [self._nccl(node, gpu, second, now_ns) for gpu in range(GPUS)]
+        return records
 
-    def _nccl(self, node: int, gpu: int, sequence: int, now_ns: int) -> CollectiveTimes:
+    def _nccl(self, node: int, gpu: int, second: int, now_ns: int) -> CollectiveTimes:
         count, job = self.nccl_operations, node % self.jobs
-        first, took_ns = (sequence - 1) * count, _SECOND_NS // (4 * count)
+        first, took_ns = (second - 1) * count, _SECOND_NS // (4 * count)
         return CollectiveTimes(
             job=f"job{job}",
             rank=node // self.jobs * GPUS + gpu,
