@@ -19,6 +19,7 @@ from perfd.agent.collection import (
     Runner,
     Tap,
     TaskState,
+    in_other_intervals,
 )
 from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
@@ -29,6 +30,7 @@ from perfd.errors import PerfdError
 from perfd.metrics.catalog import AGENT_PAGE_METRICS, families
 from perfd.metrics.exposition import metrics_page, process_registry
 from perfd.model import (
+    BatchInterval,
     CaptureCancel,
     CaptureFilesRemoved,
     CaptureRequest,
@@ -276,7 +278,7 @@ class Agent:
         start_s = common_start_s(interval_s, SystemClock()) + SEND_AFTER * interval_s
         schedule = Schedule(interval_s=interval_s, start_s=start_s)
         origin_due_s = time.monotonic() + _ORIGIN_INTERVAL_S
-        flush_s = schedule.next_s
+        flushed_unix_s = time.time()
         while not self._stopping.is_set():
             if time.monotonic() >= origin_due_s:
                 self._report_origin()
@@ -291,8 +293,9 @@ class Agent:
             self._queue(self._runner.hanging(self._clock.monotonic_s()))
             # Whatever came meanwhile may have ended the quiet.
             batch_s = self._pace.interval_s(now_s, capturing=capturing)
-            if crowded or now_s - flush_s > batch_s - interval_s / 2 or batch_s <= interval_s:
-                flush_s = now_s
+            unix_s = time.time()
+            if crowded or batch_s <= interval_s or in_other_intervals(flushed_unix_s, unix_s, batch_s):
+                flushed_unix_s = unix_s
                 self.flush()
 
     def _report_origin(self) -> None:
@@ -317,6 +320,8 @@ class Agent:
     def _take_message(self, message: NodeMessage) -> None:
         if isinstance(message, NewFinding):
             self._pace.change(time.monotonic())
+        elif isinstance(message, BatchInterval):
+            self._pace.ask(message.quiet_s)
         elif self._captures is not None:
             self._captures.handle(message)
         else:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from perfd.aggregator.agent_notices import AgentNotices, Notify
 from perfd.aggregator.alerts import AlertEvaluation, Announcements
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.failures import Part
-from perfd.aggregator.finding_news import FindingNews
 from perfd.aggregator.history import HistoryRecorder, HistoryStore, rows
 from perfd.aggregator.job_summaries import JobSummaries
 from perfd.aggregator.live_facts import LiveFacts
@@ -29,7 +29,7 @@ from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig
 from perfd.exporters.exporter_registry import ExporterRegistry
-from perfd.model import Alert, CaptureTool, NewFinding, alert_json
+from perfd.model import Alert, CaptureTool, alert_json
 from perfd.rules import RuleSet
 from perfd.rules.files import unknown_profiles
 
@@ -57,7 +57,7 @@ class AnalysisLoop:
         nodes: NodeMemory,
         exporters: ExporterRegistry,
         registry: CollectorRegistry,
-        notify: Callable[[str, NewFinding], None],
+        notify: Notify,
         partition: Partition | None = None,
     ) -> None:
         """`notify` sends a message to the agent of a node, at once; others may continue a `partition`."""
@@ -71,8 +71,7 @@ class AnalysisLoop:
         self._failures = state.failures
         self._rounds = RoundBuilder(state.failures)
         self._summaries = JobSummaries(config.analysis, state, clock)
-        self._notify = notify
-        self._news = FindingNews()
+        self._notices = AgentNotices(state, notify, of_partition=partition is not None)
         self._alerts = AlertEvaluation(config.rules)
         self._announcements = Announcements() if partition is None else Announcements(partition.held)
         for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
@@ -140,6 +139,8 @@ class AnalysisLoop:
         others = forgotten or self._exporters or self._announcements
         if self._summaries.make(now_unix_s, rest=not others and self._alerts.may_wait(now_unix_s)):
             self._publish(forgotten, now_unix_s, now_s)
+        with self._failures.contained(Part.NODES):
+            self._notices.intervals(self._summaries.calm, self._alerts.active, now_s)
         self._finished_s = self._clock.monotonic_s()
         with self._failures.contained(Part.CAPTURE):
             self._captures.tick(now_unix_s)
@@ -188,7 +189,7 @@ class AnalysisLoop:
         with self._failures.contained(Part.NODES):
             summaries = {name: found.summary for name, found in derived.items()}
             self._nodes.take(summaries, now_unix_s, now_s)
-            self._report_findings(summaries, now_s)
+            self._notices.findings(summaries, now_s)
         all_read = bool(self._exporters) or self._alerts.reads_all(now_unix_s)
         self.series.make(now_unix_s, now_s, derived, facts, all_read=all_read)
         changes: Sequence[Alert] = ()
@@ -212,16 +213,6 @@ class AnalysisLoop:
                 facts[name] = self._summaries.facts(name, found, firing, now_s)
                 derived[name] = found
         return derived, facts
-
-    def _report_findings(self, summaries: Mapping[str, JobSummary], now_s: float) -> None:
-        """Have the agents of jobs with a new finding send batches more often."""
-        kinds = {name: {finding.kind for finding in one.findings} for name, one in summaries.items()}
-        for name in self._news.take(kinds, now_s):
-            with self._state.lock:
-                job = self._state.fleet.jobs.get(name)
-                nodes = () if job is None else tuple(job.nodes)
-            for node in nodes:
-                self._notify(node, NewFinding(job=name))
 
     def _evaluate(
         self,

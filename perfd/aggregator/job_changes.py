@@ -15,7 +15,7 @@ _SAME_STEP = 0.1
 _STEPS_OF_STALL = 3
 """A job without a new step for so many usual ones may hang. Chosen: as soon as alerts should come."""
 
-_CALM_AFTER_S = 30.0
+CALM_AFTER_S = 30.0
 """Without a sign of a change: an analysis has then seen many steps of what is now. Chosen."""
 
 
@@ -67,7 +67,7 @@ class JobChanges:
         presses = job.changed or _stalls(job, min(waited_s, now_s - seen.newest_s))
         if presses or job.line_s is None or job.line_s > SECONDS_FOR_ALL:
             seen.changed_s = now_s
-        return Signs(presses=presses, calm=now_s - seen.changed_s >= _CALM_AFTER_S)
+        return Signs(presses=presses, calm=now_s - seen.changed_s >= CALM_AFTER_S)
 
     def forget(self, name: str) -> None:
         """Forget a job that is gone."""

@@ -106,6 +106,8 @@ class JobSummaries:
         self._turn = SummaryTurn(jobs=(), credit_gpus=0.0)
         self._turned_s, self._rested_s = -math.inf, 0.0
         self._interval_s = 0.0
+        self.calm: frozenset[str] = frozenset()
+        """The jobs that go on and showed no change for a while, as of the newest round."""
 
     def make(self, now_unix_s: float, *, rest: bool = False) -> bool:
         """Make the live numbers of the jobs whose turn it is, of those with news.
@@ -142,6 +144,7 @@ class JobSummaries:
                             calm=signs.calm and not pending,
                         )
                     )
+        self.calm = frozenset(one.name for job, one in calm if not job.ended)
         turned_ago_s = now_s - self._turned_s
         if rest and may_rest(waiting, all_gpus=all_gpus, calm_gpus=calm_gpus, turned_ago_s=turned_ago_s):
             self._rested_s = turned_ago_s

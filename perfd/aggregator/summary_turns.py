@@ -8,8 +8,10 @@ from dataclasses import dataclass
 
 GPUS_PER_SECOND = 1024
 """Whose numbers are made in a second at most, in a fleet of any size."""
-GPUS_IN_EACH_ROUND = 256
-"""While all jobs have no more, every round makes all. Chosen: 32 nodes, whose numbers cost 1% of a core."""
+NODES_IN_EACH_ROUND = 32
+"""In a fleet of no more nodes each second brings all that there is. Chosen: it costs 1% of a core."""
+GPUS_IN_EACH_ROUND = 8 * NODES_IN_EACH_ROUND
+"""While all jobs have no more, every round makes all."""
 SECONDS_FOR_ALL = 4.0
 """In which the numbers of a larger fleet are made once: every second, those of 128 nodes would cost eight
 times as much per node as those of 1,000. Chosen: as old as requested numbers may be."""

@@ -23,7 +23,7 @@ class UplinkConfig(Strict, frozen=True):
     """Required for a connection without TLS to an address other than loopback."""
     batch_interval_s: float = 1.0
     quiet_batch_interval_s: float | None = None
-    """Interval while nothing changes on the node (docs/scale.md), for example 5; null: `batch_interval_s`."""
+    """Interval while nothing changes on the node (docs/scale.md); null: as the aggregator asks."""
     backoff_initial_s: float = 0.5
     backoff_max_s: float = 30.0
     max_unacknowledged: int = 64

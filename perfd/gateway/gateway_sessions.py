@@ -18,6 +18,7 @@ from perfd.config import NatsGatewayConfig
 from perfd.errors import PerfdError, RefusedError, WireError
 from perfd.model import (
     AggregatorMessage,
+    BatchInterval,
     CaptureCancel,
     CaptureRequest,
     Hello,
@@ -211,6 +212,8 @@ class GatewaySession:
         self._welcome: asyncio.Future[Welcome] = asyncio.get_running_loop().create_future()
         self._early: list[NodeMessage] | None = []
         """What came before the agent got its Welcome; None afterwards."""
+        self._is_asked = False
+        """Whether the aggregator wants batches at another interval while nothing changes."""
         self._sent = True
         """Whether the agent sent something since the last look."""
         self._unsubscribe: Callable[[], Awaitable[None]] | None = None
@@ -351,8 +354,16 @@ class GatewaySession:
                 elif message.renew_identity:
                     # The next stream begins with this answer.
                     self.publisher.end("The agent has to take a new identity.")
-            case CaptureRequest() | CaptureCancel() | NewFinding():
-                if self._early is None:
-                    self._sessions.deliver(self.agent_id, message)
-                else:
-                    self._early.append(message)
+                elif self._is_asked:
+                    # Another aggregator reads, which has asked for nothing yet.
+                    self._pass_on(BatchInterval(quiet_s=0.0))
+            case CaptureRequest() | CaptureCancel() | NewFinding() | BatchInterval():
+                self._pass_on(message)
+
+    def _pass_on(self, message: NodeMessage) -> None:
+        if isinstance(message, BatchInterval):
+            self._is_asked = message.quiet_s > 0
+        if self._early is None:
+            self._sessions.deliver(self.agent_id, message)
+        else:
+            self._early.append(message)

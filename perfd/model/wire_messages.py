@@ -133,7 +133,15 @@ class NewFinding:
     job: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchInterval:
+    """How often the agent is to send batches while nothing changes on its node."""
+
+    quiet_s: float
+    """0: as often as at other times."""
+
+
 AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye | AcknowledgeEach
-NodeMessage: TypeAlias = CaptureRequest | CaptureCancel | NewFinding
+NodeMessage: TypeAlias = CaptureRequest | CaptureCancel | NewFinding | BatchInterval
 """What goes to the agent of a node besides answers."""
 AggregatorMessage: TypeAlias = Welcome | Ack | Stored | NodeMessage

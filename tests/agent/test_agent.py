@@ -20,6 +20,7 @@ from perfd.collector import Column, OnUnavailable
 from perfd.config import AgentCaptureConfig, AgentConfig, SpoolConfig, TlsConfig, UplinkConfig, load
 from perfd.errors import ConfigError, PerfdError, Unavailable
 from perfd.model import (
+    BatchInterval,
     CaptureRequest,
     CaptureState,
     CaptureTool,
@@ -115,6 +116,24 @@ def test_a_quiet_node_sends_at_once_when_its_job_has_a_new_finding(
     while not sends_again() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert len(aggregator.batches) > quiet
+
+
+def test_a_quiet_node_sends_as_seldom_as_it_is_asked_until_the_connection_ends(
+    aggregator: FakeAggregator, new_agent: NewAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_pace, "QUIET_AFTER_S", 0.2)
+    samples = task(lambda: [gpu_table(250.0)], clock=SystemClock(), interval_s=0.1)
+    agent = new_agent(aggregator.address, [samples])
+    agent.start()
+    assert aggregator.wait_for(lambda: len(aggregator.batches) >= 20)
+    aggregator.send(BatchInterval(quiet_s=5.0))
+    sent = -1
+    while (now := len(aggregator.batches)) > sent:
+        sent = now
+        time.sleep(1.0)
+    aggregator.drop_streams()
+    # At 5 s they would take longer than the test waits.
+    assert aggregator.wait_for(lambda: len(aggregator.batches) >= sent + 20)
 
 
 def test_an_agent_can_be_driven_step_by_step_on_a_virtual_clock(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfd.agent.collection import BatchPace
+from perfd.agent.collection import BatchPace, in_other_intervals
 from perfd.model import (
     CollectorHealth,
     Event,
@@ -49,6 +49,53 @@ def test_without_a_quiet_interval_it_never_changes() -> None:
     pace.take([step()] * 9, 0.0)
     assert {interval_s(pace, now_s) for now_s in (0.0, 1e3, 1e6)} == {1.0}
     assert interval_s(pace, capturing=True) == 1.0
+
+
+def asked(now_s: float = 1000.0, *, own_s: float | None = None) -> BatchPace:
+    """One that has known its node for long, and is asked for batches every 2 s."""
+    pace = BatchPace(interval_s=1.0, quiet_interval_s=own_s)
+    pace.take([HEALTH, PLACE, *[step()] * 5], now_s - QUIET_AFTER_S)
+    pace.take([step()], now_s)
+    pace.ask(2.0)
+    return pace
+
+
+def test_it_sends_as_seldom_as_the_aggregator_asks_while_nothing_changes() -> None:
+    pace = asked()
+    assert interval_s(pace) == 2.0
+    pace.take([step(1.2)], 1001.0)
+    assert interval_s(pace, 1001.0) == 1.0
+    pace.take([step()], 1001.0 + QUIET_AFTER_S)
+    assert interval_s(pace, 1001.0 + QUIET_AFTER_S) == 2.0
+    pace.ask(0.0)
+    assert interval_s(pace, 1001.0 + QUIET_AFTER_S) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("quiet_s", "expected_s"), [(0.2, 1.0), (4.0, 4.0), (1e9, 5.0), (float("nan"), 1.0), (-3.0, 1.0)]
+)
+def test_what_is_asked_is_bounded(quiet_s: float, expected_s: float) -> None:
+    pace = asked()
+    pace.ask(quiet_s)
+    assert interval_s(pace) == expected_s
+
+
+def test_during_a_capture_what_is_asked_does_not_count_and_an_interval_of_its_own_comes_first() -> None:
+    assert interval_s(asked(), capturing=True) == 1.0
+    assert interval_s(asked(own_s=5.0)) == 5.0
+    assert interval_s(asked(own_s=1.0)) == 1.0
+
+
+def test_quiet_agents_send_at_the_same_instants() -> None:
+    # Ticks a quarter of a second late, of agents that started at different times.
+    for first in (100.25, 101.25, 102.4):
+        sent, last = [], first
+        for tick in range(1, 9):
+            now = first + tick
+            if in_other_intervals(last, now, 2.0):
+                sent.append(int(now) % 2)
+                last = now
+        assert sent == [0] * 4
 
 
 def test_a_node_is_quiet_a_minute_after_the_last_change() -> None:

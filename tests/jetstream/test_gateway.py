@@ -22,6 +22,7 @@ from perfd.clock import SystemClock
 from perfd.config import GatewayConfig, NatsGatewayConfig, UplinkConfig
 from perfd.gateway import Gateway
 from perfd.model import (
+    BatchInterval,
     CaptureRequest,
     CaptureState,
     CaptureStatus,
@@ -206,6 +207,22 @@ def test_a_capture_is_requested_and_reported_through_the_gateway(tmp_path: Path,
         agent.uplink.send_status(status)
         assert until(lambda: statuses)
         assert statuses[0] == replace(status)
+
+
+def test_an_interval_that_is_asked_for_holds_until_another_aggregator_reads(
+    tmp_path: Path, server: NatsServer
+) -> None:
+    asked, taken_back = BatchInterval(quiet_s=2.0), BatchInterval(quiet_s=0.0)
+    with a_gateway(server) as gateway, streaming(tmp_path / "spool", gateway) as agent:
+        with aggregator(None, server.address) as running:
+            assert agent.uplink.wait_acknowledged(agent.produce(), WAIT_S)
+            assert until(lambda: connected(running) == 1)
+            running.send("n0", asked)
+            assert until(lambda: agent.requests == [asked])
+        with aggregator(None, server.address) as running:
+            agent.produce()
+            assert until(lambda: connected(running) == 1)
+            assert until(lambda: agent.requests == [asked, taken_back])
 
 
 def test_a_copied_spool_takes_a_new_identity(tmp_path: Path, server: NatsServer) -> None:

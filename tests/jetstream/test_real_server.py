@@ -17,6 +17,7 @@ from jetstream.support import WAIT_S, Node, aggregator, node, stored_steps, unti
 from perfd.aggregator.captures import CaptureService
 from perfd.clock import SystemClock
 from perfd.model import (
+    BatchInterval,
     CaptureRequest,
     CaptureState,
     CaptureStatus,
@@ -360,6 +361,17 @@ def test_capture_requests_reach_the_agent_and_its_answers_the_aggregator(
             CaptureStatus(capture_id="c1", state=CaptureState.REFUSED, time_unix_ns=1, reason="test")
         )
         assert until(lambda: arrived == [("n0", "c1")])
+
+
+def test_an_interval_that_is_asked_for_holds_until_another_aggregator_reads(tmp_path: Path) -> None:
+    asked, taken_back = BatchInterval(quiet_s=2.0), BatchInterval(quiet_s=0.0)
+    with NatsServer(tmp_path) as server, node(tmp_path / "spool", server.address) as agent:
+        for expected in ([asked], [asked, taken_back, asked]):
+            with aggregator(None, server.address) as running:
+                agent.produce(1)
+                assert until(lambda running=running: running.state.agents.connected() == 1)
+                running.send("n0", asked)
+                assert until(lambda expected=expected: agent.requests == expected)
 
 
 def test_a_server_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> None:

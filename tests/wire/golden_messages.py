@@ -12,6 +12,7 @@ from perfd.model import (
     AgentMessage,
     AggregatorMessage,
     Batch,
+    BatchInterval,
     CaptureCancel,
     CaptureFile,
     CaptureFilesRemoved,
@@ -368,6 +369,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000, says_stored=True
     ),
     "stored": Stored(subject="perfd.from.default.3/6.node-1", sequences=(41, 42, 44)),
+    "batch_interval": BatchInterval(quiet_s=2.0),
     "ack": Ack(sequence=42),
     "ack_received": Ack(sequence=42, received_sequence=44),
     "capture_request": CaptureRequest(

@@ -54,6 +54,7 @@ MESSAGES: dict[type, type[Message]] = {
     model.CaptureRequest: pb.CaptureRequest,
     model.CaptureCancel: pb.CaptureCancel,
     model.NewFinding: pb.NewFinding,
+    model.BatchInterval: pb.BatchInterval,
     model.Stored: pb.Stored,
 }
 

@@ -1,6 +1,6 @@
 """Runs the collectors of a node on schedule and packs their records into batches."""
 
-from perfd.agent.collection.batch_pace import BatchPace
+from perfd.agent.collection.batch_pace import BatchPace, in_other_intervals
 from perfd.agent.collection.batcher import Batcher, Tap
 from perfd.agent.collection.collector_runner import Runner
 from perfd.agent.collection.collector_task import CollectorTask, TaskState
@@ -16,4 +16,5 @@ __all__ = [
     "Tap",
     "TaskState",
     "create_tasks",
+    "in_other_intervals",
 ]

@@ -14,6 +14,7 @@ from perfd.errors import ConfigError, WireError
 from perfd.model import (
     Ack,
     AggregatorMessage,
+    BatchInterval,
     CaptureCancel,
     CaptureRequest,
     CaptureStatus,
@@ -119,8 +120,8 @@ class GrpcUplink(Uplink):
                 self._acknowledge(message.last_sequence, message.received_sequence, outgoing, welcome=True)
             case Ack():
                 self._acknowledge(message.sequence, message.received_sequence, outgoing, welcome=False)
-            case CaptureRequest() | CaptureCancel() | NewFinding():
-                self._on_request(message)
+            case CaptureRequest() | CaptureCancel() | NewFinding() | BatchInterval():
+                self._pass_on(message)
             case None:
                 self._count_unknown_message()
 

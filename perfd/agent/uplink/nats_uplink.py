@@ -14,6 +14,7 @@ from perfd.config import UplinkConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import (
     AggregatorMessage,
+    BatchInterval,
     CaptureCancel,
     CaptureRequest,
     CaptureStatus,
@@ -308,12 +309,14 @@ class NatsUplink(Uplink):
                 # In a group of two versions, those that say nothing hold up what they store.
                 self._says_stored = message.says_stored or bool(self._says_stored)
                 self._release()
+                # Another aggregator may read now, which has asked for nothing yet.
+                self._end_request()
                 session.welcome.set()
             case Stored():
                 self._unstored.stored(message.subject, message.sequences)
                 self._release()
-            case CaptureRequest() | CaptureCancel() | NewFinding():
-                self._on_request(message)
+            case CaptureRequest() | CaptureCancel() | NewFinding() | BatchInterval():
+                self._pass_on(message)
             case None:
                 self._count_unknown_message()
 

@@ -17,7 +17,7 @@ from perfd.agent.uplink.outgoing import Statuses, Timeouts, put_status
 from perfd.agent.uplink.reconnect import ReconnectPolicy
 from perfd.clock import Clock, SystemClock
 from perfd.config import UplinkConfig
-from perfd.model import CaptureStatus, CaptureTool, Goodbye, Hello, NodeMessage, Welcome
+from perfd.model import BatchInterval, CaptureStatus, CaptureTool, Goodbye, Hello, NodeMessage, Welcome
 from perfd.wire.encoded_messages import with_sequence
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ class Uplink(ABC):
         self._changed = threading.Condition()
         self._state = UplinkState()
         self._most_sent = 0
+        self._is_asked = False
+        """Whether the other end wants batches at another interval while nothing changes."""
         self._statuses: Statuses = {}
         self._in_backoff = False
         self._stopping = False
@@ -187,6 +189,8 @@ class Uplink(ABC):
             match action:
                 case reconnect.Connect():
                     event = reconnect.Stopped() if self._stopping else reconnect.Lost(self._converse())
+                    # What the other end asked for holds as long as the connection.
+                    self._end_request()
                 case reconnect.Wait(seconds):
                     event = self._wait(seconds)
                 case reconnect.ReportConnection():
@@ -224,6 +228,16 @@ class Uplink(ABC):
             spool_epoch=spool_epoch,
             previous_epoch=previous_epoch,
         )
+
+    def _pass_on(self, message: NodeMessage) -> None:
+        if isinstance(message, BatchInterval):
+            self._is_asked = message.quiet_s > 0
+        self._on_request(message)
+
+    def _end_request(self) -> None:
+        """Take back the interval of batches that was asked for, if one was."""
+        if self._is_asked:
+            self._pass_on(BatchInterval(quiet_s=0.0))
 
     def _welcomed(self) -> None:
         """Note that the other end takes batches; the state is the caller's."""

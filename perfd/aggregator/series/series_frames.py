@@ -27,6 +27,7 @@ from perfd.aggregator.series.self_metrics import (
 from perfd.aggregator.series.series_blocks import Block, Blocks
 from perfd.aggregator.state import AggregatorState, Derived, NodeState
 from perfd.aggregator.state.gpu_owners import exported_gpu_owners, gpu_labels
+from perfd.aggregator.summary_turns import NODES_IN_EACH_ROUND
 from perfd.analysis.data.job_data import Floats
 from perfd.metrics.catalog import Value
 from perfd.metrics.exposition import entity_labels
@@ -35,10 +36,8 @@ from perfd.model import Scope
 from perfd.rules.series_store import SeriesStore
 
 BlockName = tuple[str, ...]
-_NODES_IN_EACH_ROUND = 32
-"""Of so many nodes all series are made in each round: 256 GPUs, as analyses are (`summary_turns`)."""
 _OTHERWISE_EVERY_S = 5.0
-"""Of more nodes, those that no rule reads in between: as often as the shipped rules about nodes."""
+"""Of more nodes, those series that no rule reads in between: as often as the shipped rules about nodes."""
 SELF = "self"
 """The group of what the aggregator exports of itself."""
 _GROUPS = (SELF, "agents", "jobs", "nodes")
@@ -113,7 +112,7 @@ class SeriesFrames:
 
     def _fleet_due(self, now_s: float) -> bool:
         with self._state.lock:
-            few = len(self._state.fleet.nodes) <= _NODES_IN_EACH_ROUND
+            few = len(self._state.fleet.nodes) <= NODES_IN_EACH_ROUND
         return few or not 0 <= now_s - self._fleet_made_s < _OTHERWISE_EVERY_S - _EARLY_S
 
     def _append(self, made: Mapping[str, SeriesFrame]) -> None:

@@ -18,6 +18,7 @@ from perfd.aggregator.state.job_members import JobMembers
 from perfd.aggregator.state.node_state import NodeState
 from perfd.errors import RefusedError
 from perfd.model import (
+    BatchInterval,
     CaptureCancel,
     CollectiveProgress,
     CollectiveTimes,
@@ -173,7 +174,7 @@ class Fleet:
 
     def addressed(self, node: str, message: NodeMessage) -> NodeMessage:
         """A message with the job's name as the agent of a node has it."""
-        if isinstance(message, CaptureCancel):
+        if isinstance(message, CaptureCancel | BatchInterval):
             return message
         return replace(message, job=self.jobs.names.own_name(node, message.job))
 

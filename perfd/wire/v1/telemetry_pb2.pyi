@@ -96,20 +96,22 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., acknowledge_each: _Optional[_Union[AcknowledgeEach, _Mapping]] = ..., session: _Optional[str] = ..., sender: _Optional[_Union[Hello, _Mapping]] = ..., namespace: _Optional[str] = ..., again: bool = ...) -> None: ...
 
 class AggregatorMessage(_message.Message):
-    __slots__ = ("welcome", "ack", "capture_request", "capture_cancel", "new_finding", "stored")
+    __slots__ = ("welcome", "ack", "capture_request", "capture_cancel", "new_finding", "stored", "batch_interval")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_CANCEL_FIELD_NUMBER: _ClassVar[int]
     NEW_FINDING_FIELD_NUMBER: _ClassVar[int]
     STORED_FIELD_NUMBER: _ClassVar[int]
+    BATCH_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     ack: Ack
     capture_request: CaptureRequest
     capture_cancel: CaptureCancel
     new_finding: NewFinding
     stored: Stored
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ..., new_finding: _Optional[_Union[NewFinding, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ...) -> None: ...
+    batch_interval: BatchInterval
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ..., new_finding: _Optional[_Union[NewFinding, _Mapping]] = ..., stored: _Optional[_Union[Stored, _Mapping]] = ..., batch_interval: _Optional[_Union[BatchInterval, _Mapping]] = ...) -> None: ...
 
 class Stored(_message.Message):
     __slots__ = ("subject", "sequences")
@@ -124,6 +126,12 @@ class NewFinding(_message.Message):
     JOB_FIELD_NUMBER: _ClassVar[int]
     job: str
     def __init__(self, job: _Optional[str] = ...) -> None: ...
+
+class BatchInterval(_message.Message):
+    __slots__ = ("quiet_s",)
+    QUIET_S_FIELD_NUMBER: _ClassVar[int]
+    quiet_s: float
+    def __init__(self, quiet_s: _Optional[float] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools", "spool_epoch", "previous_epoch", "acknowledge_every", "keeps_until_stored")
