@@ -1,4 +1,4 @@
-"""Tells agents what changes how often they send batches: new findings, and that all is calm."""
+"""Reports to agents what changes how often they send batches: new findings, and that all is calm."""
 
 from __future__ import annotations
 

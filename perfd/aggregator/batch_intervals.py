@@ -23,7 +23,7 @@ class NodesOfJob:
 
 
 class BatchIntervals:
-    """Remembers what each agent was asked for. Without a clock; one thread at a time."""
+    """Remembers what it requested of each agent. Without a clock; one thread at a time."""
 
     def __init__(self) -> None:
         self._quiet: dict[str, int] = {}
@@ -38,9 +38,9 @@ class BatchIntervals:
         alerted: Collection[str],
         now_s: float,
     ) -> dict[str, float]:
-        """The nodes whose agents are to be told another quiet interval, with it in seconds; 0 takes it back.
+        """The nodes whose agents are to get another quiet interval, with it in seconds; 0 takes it back.
 
-        `streams` has the number of each connected node's stream: what an agent was asked for ends with that.
+        `streams` has the number of each connected node's stream: what was requested of an agent ends with it.
         A node is asked while all of its jobs are calm, and none of its alerts was pending for as long.
         """
         self._alerted_s |= dict.fromkeys(alerted, now_s)

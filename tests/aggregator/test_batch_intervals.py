@@ -38,7 +38,7 @@ def test_few_nodes_are_asked_for_nothing() -> None:
     few = dict(list(_MANY.items())[:32])
     assert intervals.take(_CALM, few, (), 0.0) == {}
     assert len(intervals.take(_CALM, few | {"n39": 1}, (), 1.0)) == 33
-    # The one that left is not told.
+    # The one that left gets nothing.
     assert intervals.take(_CALM, few, (), 2.0) == dict.fromkeys(few, 0.0)
 
 
@@ -81,7 +81,7 @@ class Agents:
         self.power_w: dict[str, float] = {}
         self.step_time_s: dict[str, float] = {}
         self.asked: list[tuple[int, str, float]] = []
-        """What agents were told: in which second, which node, and the interval."""
+        """What agents received: in which second, which node, and the interval."""
         self.batches: list[tuple[int, str]] = []
         """In which second which node sent one."""
         self._pace = {
@@ -109,7 +109,7 @@ class Agents:
             self._running.state.agents.greet(hello, stream, self._clock.monotonic_s(), self._clock.unix_ns())
         self._pace[name].ask(0.0)
 
-    def tell(self, node: str, message: NodeMessage) -> None:
+    def deliver(self, node: str, message: NodeMessage) -> None:
         """What the aggregator sends to an agent."""
         if isinstance(message, BatchInterval):
             self.asked.append((self._seconds, node, message.quiet_s))
@@ -160,7 +160,7 @@ def calm_fleet(folder: Path, monkeypatch: pytest.MonkeyPatch, seconds: int = 120
     clock = VirtualClock(round(START_S * 1e9))
     with aggregator(clock, rules=rules) as running:
         agents = Agents(running, clock)
-        monkeypatch.setattr(TelemetryServer, "send", lambda _self, node, message: agents.tell(node, message))
+        monkeypatch.setattr(TelemetryServer, "send", lambda _, node, message: agents.deliver(node, message))
         for _ in range(seconds):
             agents.second()
         yield agents

@@ -235,7 +235,7 @@ class Uplink(ABC):
         self._on_request(message)
 
     def _end_request(self) -> None:
-        """Take back the interval of batches that was asked for, if one was."""
+        """Take back the interval of batches that was requested, if one was."""
         if self._is_asked:
             self._pass_on(BatchInterval(quiet_s=0.0))
 
