@@ -11,7 +11,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from perfd.aggregator.agent_notices import AgentNotices, Notify
 from perfd.aggregator.alerts import AlertEvaluation, Announcements
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.failures import Part
@@ -19,6 +18,7 @@ from perfd.aggregator.history import HistoryRecorder, HistoryStore, rows
 from perfd.aggregator.job_summaries import JobSummaries
 from perfd.aggregator.live_facts import LiveFacts
 from perfd.aggregator.nodes import NodeMemory
+from perfd.aggregator.notices import AgentNotices, Notify
 from perfd.aggregator.partition import Partition
 from perfd.aggregator.round_builder import RoundBuilder
 from perfd.aggregator.series import MetricNames, SeriesFrames

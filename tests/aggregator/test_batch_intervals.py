@@ -8,9 +8,10 @@ import pytest
 from aggregator.support import START_S, aggregator, gpus, place, source, step
 
 from perfd.agent.collection import BatchPace, in_other_intervals
-from perfd.aggregator import Aggregator, batch_intervals
-from perfd.aggregator.batch_intervals import QUIET_INTERVAL_S, BatchIntervals, NodesOfJob
+from perfd.aggregator import Aggregator
 from perfd.aggregator.ingest import TelemetryServer
+from perfd.aggregator.notices import batch_intervals
+from perfd.aggregator.notices.batch_intervals import QUIET_INTERVAL_S, BatchIntervals, NodesOfJob
 from perfd.clock import VirtualClock
 from perfd.config import RulesConfig
 from perfd.model import BatchInterval, Hello, NodeMessage, Record

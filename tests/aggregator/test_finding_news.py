@@ -2,7 +2,7 @@
 
 from aggregator.support import START_S, aggregator, gpus, place, step
 
-from perfd.aggregator.finding_news import FindingNews
+from perfd.aggregator.notices.finding_news import FindingNews
 from perfd.analysis.findings import Kind
 from perfd.clock import VirtualClock
 from perfd.model import GpuInfo

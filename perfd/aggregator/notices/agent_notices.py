@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from perfd.aggregator.batch_intervals import BatchIntervals, NodesOfJob
-from perfd.aggregator.finding_news import FindingNews
+from perfd.aggregator.notices.batch_intervals import BatchIntervals, NodesOfJob
+from perfd.aggregator.notices.finding_news import FindingNews
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.diagnosis import JobSummary
 from perfd.model import Alert, BatchInterval, NewFinding, NodeMessage
