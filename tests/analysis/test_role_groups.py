@@ -27,6 +27,8 @@ LAYOUTS = st.builds(
     st.integers(1, 10),
 )
 STEPS = 12
+NEWEST = 5
+"""Steps in which a difference must last: a quarter of them, or the fewest that are trusted."""
 
 
 def known_median(values: list[float]) -> float:
@@ -117,7 +119,9 @@ def standing_out(ratios: dict[int, list[float]], groups: list[list[int]]) -> set
         error = 1.2533 * 1.4826 * max(mad[rank], usual_mad) / len(own) ** 0.5
         persistence = sum(ratio > 1 + least / 2 for ratio in own) / len(own)
         enough = middle[rank] - 1 >= max(least, sigmas * (error**2 + spread**2) ** 0.5)
-        if enough and persistence >= THRESHOLDS.straggler_persistence_ratio:
+        lately = known_median(ratios[rank][-NEWEST:]) - 1
+        lasts = not lately < 0.5 * (middle[rank] - 1)
+        if enough and lasts and persistence >= THRESHOLDS.straggler_persistence_ratio:
             found.add(rank)
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 from perfd_collectors.training_log.format_parser import FormatParser
 
@@ -22,10 +23,7 @@ class Routes:
     def __init__(self, formats: Sequence[FormatParser]) -> None:
         self._formats = formats
         self._with_blocks = [one for one in formats if type(one).in_block is not FormatParser.in_block]
-        known = {keyword for parser in formats for keyword in parser.keywords}
-        self.keywords: Sequence[bytes] = sorted(
-            word for word in known if not any(other != word and other in word for other in known)
-        )
+        self.keywords = _shortest(frozenset(keyword for parser in formats for keyword in parser.keywords))
         """All but those that contain another one: each costs a search of all bytes."""
         self._routes: dict[tuple[frozenset[bytes], bool], Route] = {}
 
@@ -70,3 +68,9 @@ class Routes:
             elif in_block and parser in self._with_blocks:
                 route.append((parser, _BLOCK_ONLY))
         return route
+
+
+@lru_cache
+def _shortest(words: frozenset[bytes]) -> tuple[bytes, ...]:
+    """Words that contain no other one, in order. Comparing all takes 10 ms, and most logs have the same."""
+    return tuple(sorted(one for one in words if not any(other != one and other in one for other in words)))
