@@ -460,6 +460,29 @@ def test_it_is_the_rank_that_waits_least_in_most_of_the_steps(
     assert (result is not None and result.place == 2) is found
 
 
+@pytest.mark.parametrize(
+    ("scatter_s", "its_steps", "found"), [(0.034, 6, False), (0.034, 7, True), (0.02, 6, True)]
+)
+def test_of_a_job_that_scatters_it_must_be_the_same_rank_in_three_of_four_steps(
+    scatter_s: float, its_steps: int, found: bool
+) -> None:
+    """Where steps are longer by less than 6 of their standard deviations."""
+    steps, waited = history(9, 0.25, [1.0, 0.6, 0.2, 1.0])
+    steps[:-9:2] += scatter_s
+    steps[1:-9:2] -= scatter_s
+    waited[-9 + its_steps :, 1] = 0.1
+    waited[-9 : -9 + its_steps, 1] = 0.6
+    assert (slow_since(steps, waited) is not None) is found
+
+
+@pytest.mark.parametrize(("before_s", "found"), [(0.55, True), (0.65, False)])
+def test_who_waited_for_far_longer_before_is_only_late_in_turn(before_s: float, found: bool) -> None:
+    """As in a tensor group whose hosts are late in turn: waits change by more than steps become longer."""
+    steps, waited = history(6, 0.25, [1.0, 0.0])
+    waited[:-6, 1] = before_s
+    assert (slow_since(steps, waited) is not None) is found
+
+
 def test_one_pause_before_does_not_hide_who_became_slow() -> None:
     steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0])
     steps[9] = 5.0

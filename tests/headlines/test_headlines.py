@@ -381,6 +381,14 @@ def test_ranks_of_a_silent_loop_that_are_late_in_turn_are_not_blamed(watched: Wa
     assert not watched.too_many_flips
 
 
+@pytest.mark.parametrize(
+    "watched", [_of(RANDOM / name) for name in ("pair82", "pair83", "random111", "random115")], indirect=True
+)
+def test_hosts_that_drift_are_not_blamed(watched: Watched) -> None:
+    """In tensor and expert pairs for some steps, and in half a step that is seen as micro-batches."""
+    assert not watched.false_blame
+
+
 @pytest.mark.parametrize("watched", [_of(RANDOM / "random64")], indirect=True)
 def test_of_two_stages_that_are_late_together_the_host_whose_gpu_idles_stays_named(watched: Watched) -> None:
     (busy,) = [one.phase for one in watched.of_phases if one.phase.fault == "busy"]

@@ -30,8 +30,10 @@ _SIGMAS = 3.0
 _CHANCE = 1e-3
 """By chance alone, besides: that the newest of these steps are the long ones, and that one rank is the one
 that does not wait in them."""
-_MOSTLY = 0.5
-"""Of these steps, the share in which that rank must wait least. Chosen."""
+_MOSTLY, _SURE_SIGMAS = 0.5, 6.0
+"""Of these steps, the share in which that rank must wait least, if they are longer by so many standard
+deviations; else it is that of stretches. Chosen: 3.3 and 4 of 8 steps in a healthy pair (2 H100, 2026-11-28),
+6.5 and more where a rank became slow and others waited least in a third of the steps."""
 _STRETCH_RATIO, _STRETCH_STEPS, _STRETCH_MOSTLY = 0.15, 6, 0.75
 """Steps of healthy hosts become longer by up to this share. Below it one rank must wait least in at least
 so many steps, and in this share of them. Interleaved stages took 11% longer for 15 steps, and one rank waited
@@ -50,6 +52,10 @@ _MOST_OF_IT = 0.75
 """Of the largest change, from which on an earlier one is the same. Chosen."""
 _NOT_IT, _IT = 0.5, 0.25
 """Of what steps are longer, what others wait longer at least, and the slow one at most."""
+_IN_TURN = -2.0
+"""Of what steps are longer, what the slow one waits longer at least: where it waits for so much less, others
+were late before, and ranks are late in turn. Chosen: -2.7 in a healthy tensor pair (2 H100, 2026-11-28), and
+-1.8 to 0.1 where a rank became slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +119,8 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     more_s = median(since_wait_s, axis=0) - usual_wait_s
     order = np.argsort(more_s)
     one, next_one = more_s[order[:2]]
-    if not np.isfinite(more_s).all() or one > _IT * longer_s or next_one < _NOT_IT * longer_s:
+    waits_as_slow = _IN_TURN * longer_s <= one <= _IT * longer_s
+    if not np.isfinite(more_s).all() or not waits_as_slow or next_one < _NOT_IT * longer_s:
         return None
     place = int(order[0])
     apart = since_wait_s - usual_wait_s
@@ -121,7 +128,8 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     if longer_s < (_STRETCH_RATIO if first >= _MOST_BEFORE else _YOUNG_STRETCH_RATIO) * now_s:
         least = max(_STRETCH_STEPS, _STRETCH_MOSTLY * len(apart))
     else:
-        least = _MOSTLY * len(apart)
+        sure = longer_s >= _SURE_SIGMAS * _scatter_s(before_s)
+        least = (_MOSTLY if sure else _STRETCH_MOSTLY) * len(apart)
     if its_steps < least:
         return None
     earlier = slice(max(0, first - _MOST_BEFORE - _MOST_EARLIER), max(0, first - _MOST_BEFORE))
@@ -163,10 +171,14 @@ def _longer_s(step_time_s: Floats, first: int) -> float | None:
 
 def _beyond_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> bool:
     """Whether times since are longer by far than they scattered before, and not by chance."""
-    usual_s = float(np.median(before_s))
-    scatter_s = MAD_TO_SIGMA * float(np.median(np.abs(before_s - usual_s)))
-    longer_s = float(np.median(since_s)) - usual_s
-    return longer_s >= _SIGMAS * scatter_s and _by_chance(before_s, since_s, more_wait_s, place) <= _CHANCE
+    longer_s = float(np.median(since_s)) - float(np.median(before_s))
+    beyond = longer_s >= _SIGMAS * _scatter_s(before_s)
+    return beyond and _by_chance(before_s, since_s, more_wait_s, place) <= _CHANCE
+
+
+def _scatter_s(times_s: Floats) -> float:
+    """Their robust standard deviation."""
+    return MAD_TO_SIGMA * float(np.median(np.abs(times_s - np.median(times_s))))
 
 
 def _by_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> float:

@@ -13,7 +13,7 @@ from perfd.analysis.collectives import NcclRank
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.own_past_findings import working_more
 from perfd.analysis.findings import Finding
-from perfd.model import GpuColumn
+from perfd.model import GpuColumn, StepDoubt
 
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
@@ -29,6 +29,11 @@ hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Cho
 _LITTLE, _BRIEF_S = 0.06, 2.0
 """Healthy hosts are late by this share of a step for this long: 5% for 7 steps, 1 s (4 H200, 2026-11-26).
 Chosen."""
+_MICRO_BATCHES_S, _MICRO_BATCHES_SIGMAS = 1.5, 10.0
+"""Of what may be micro-batches, for how long a rank must be late, and how many standard errors it must cost:
+those of one step have their cause in common. Chosen: a rank that lost 45% of 6 in 1.1 s, while all ranks read
+slowly, and a healthy one with 3.2 to 8.3 errors for 9 s (4 H100, 2026-11-28); slow ones had 10 to 900.
+"""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _EXPLAINS = 1 / 3
@@ -52,7 +57,12 @@ def last_by_chance(facts: JobEvidence, found: Finding, starved: Finding | None) 
     if found.longer_for_s is not None or all(one.kind != "rank" for one in found.culprits):
         # Compared with its own past, or no rank is named.
         return False
-    return _awaits_hosts(facts, found) or _of_slow_hosts(facts, found) or _is_part_of_change(facts, found)
+    return (
+        _awaits_hosts(facts, found)
+        or _of_slow_hosts(facts, found)
+        or _of_micro_batches(facts, found)
+        or _is_part_of_change(facts, found)
+    )
 
 
 def _awaits_hosts(facts: JobEvidence, found: Finding) -> bool:
@@ -93,6 +103,16 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
     if gain >= _NOTABLE and late_s >= _LASTS_S:
         return False
     return gain < max(_HOST_NOISE * _idle_ratio(facts), _LITTLE_WORK * _not_computing_ratio(facts))
+
+
+def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
+    """Whether its rows may be micro-batches, and it is late in few of them, or by little."""
+    slow = _named(facts, found)
+    if facts.step_doubt is not StepDoubt.MICRO_BATCHES or slow is None or _stalls(facts, found):
+        return False
+    if slow.late_for_steps is not None and slow.late_for_steps * (slow.step_s or 0.0) < _MICRO_BATCHES_S:
+        return True
+    return (slow.gain_ratio or 0.0) < _MICRO_BATCHES_SIGMAS * (slow.gain_doubt_ratio or 0.0)
 
 
 def _idle_ratio(facts: JobEvidence) -> float:
