@@ -29,11 +29,10 @@ hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Cho
 _LITTLE, _BRIEF_S = 0.06, 2.0
 """Healthy hosts are late by this share of a step for this long: 5% for 7 steps, 1 s (4 H200, 2026-11-26).
 Chosen."""
-_MICRO_BATCHES_S, _MICRO_BATCHES_SIGMAS = 1.5, 10.0
-"""Of what may be micro-batches, for how long a rank must be late, and how many standard errors it must cost:
-those of one step have their cause in common. Chosen: a rank that lost 45% of 6 in 1.1 s, while all ranks read
-slowly, and a healthy one with 3.2 to 8.3 errors for 9 s (4 H100, 2026-11-28); slow ones had 10 to 900.
-"""
+_SIGMAS, _BRIEF_SIGMAS, _BRIEF_MICRO_BATCHES_S = 10.0, 20.0, 1.5
+"""Standard errors that a rank must cost in what may be micro-batches, and those if it is late so briefly:
+micro-batches of one step have their cause in common. Chosen: 3.2 to 8.3 of a healthy rank for 9 s, and 15 for
+1.1 s while all ranks read slowly (4 H100, 2026-11-28); slow ones had 10 to 900, and 21 and more at first."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _EXPLAINS = 1 / 3
@@ -106,13 +105,16 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
 
 
 def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
-    """Whether its rows may be micro-batches, and it is late in few of them, or by little."""
+    """Whether its rows may be micro-batches, beside whose errors it costs little."""
     slow = _named(facts, found)
     if facts.step_doubt is not StepDoubt.MICRO_BATCHES or slow is None or _stalls(facts, found):
         return False
-    if slow.late_for_steps is not None and slow.late_for_steps * (slow.step_s or 0.0) < _MICRO_BATCHES_S:
-        return True
-    return (slow.gain_ratio or 0.0) < _MICRO_BATCHES_SIGMAS * (slow.gain_doubt_ratio or 0.0)
+    brief = (
+        slow.late_for_steps is not None
+        and slow.late_for_steps * (slow.step_s or 0.0) < _BRIEF_MICRO_BATCHES_S
+    )
+    least = _BRIEF_SIGMAS if brief else _SIGMAS
+    return (slow.gain_ratio or 0.0) < least * (slow.gain_doubt_ratio or 0.0)
 
 
 def _idle_ratio(facts: JobEvidence) -> float:
