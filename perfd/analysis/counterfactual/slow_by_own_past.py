@@ -52,10 +52,10 @@ _MOST_OF_IT = 0.75
 """Of the largest change, from which on an earlier one is the same. Chosen."""
 _NOT_IT, _IT = 0.5, 0.25
 """Of what steps are longer, what others wait longer at least, and the slow one at most."""
-_IN_TURN = -2.0
-"""Of what steps are longer, what the slow one waits longer at least: where it waits for so much less, others
-were late before, and ranks are late in turn. Chosen: -2.7 in a healthy tensor pair (2 H100, 2026-11-28), and
--1.8 to 0.1 where a rank became slow."""
+_IN_TURN = 2.5
+"""Of what steps are longer, what each of the others waits longer at most: where all wait for so much more,
+they were late before, and ranks are late in turn. Chosen: 3.4 in a healthy tensor pair (2 H100, 2026-11-28),
+and at most 1.8 where a rank became slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,8 +119,8 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     more_s = median(since_wait_s, axis=0) - usual_wait_s
     order = np.argsort(more_s)
     one, next_one = more_s[order[:2]]
-    waits_as_slow = _IN_TURN * longer_s <= one <= _IT * longer_s
-    if not np.isfinite(more_s).all() or not waits_as_slow or next_one < _NOT_IT * longer_s:
+    wait_for_it = _NOT_IT * longer_s <= next_one <= _IN_TURN * longer_s
+    if not np.isfinite(more_s).all() or one > _IT * longer_s or not wait_for_it:
         return None
     place = int(order[0])
     apart = since_wait_s - usual_wait_s

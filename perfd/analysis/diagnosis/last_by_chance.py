@@ -105,9 +105,11 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
 
 
 def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
-    """Whether its rows may be micro-batches, beside whose errors it costs little."""
+    """Whether rows may be micro-batches, beside whose errors it costs little, and its GPU has no more work."""
     slow = _named(facts, found)
     if facts.step_doubt is not StepDoubt.MICRO_BATCHES or slow is None or _stalls(facts, found):
+        return False
+    if facts.computing_more == {slow.rank}:
         return False
     brief = (
         slow.late_for_steps is not None
