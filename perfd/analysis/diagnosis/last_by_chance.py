@@ -105,7 +105,7 @@ def _of_slow_hosts(facts: JobEvidence, found: Finding) -> bool:
 
 
 def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
-    """Whether rows may be micro-batches, beside whose errors it costs little, and its GPU has no more work."""
+    """Whether rows may be micro-batches, and it costs little beside their errors, without more GPU work."""
     slow = _named(facts, found)
     if facts.step_doubt is not StepDoubt.MICRO_BATCHES or slow is None or _stalls(facts, found):
         return False
