@@ -46,6 +46,7 @@ _OF_EVERY_RECORD = _TYPES | {
     "agent/collection/latest_samples.py": "the agent's own page",
     "agent/collection/batch_pace.py": "when the next batch is due",
     "agent/capture_setup.py": "what captures know of the job",
+    "aggregator/notices/*": "how often agents are to send batches",
 }
 _BESIDE_THE_SAMPLE = _OF_EVERY_RECORD | {
     "protobuf_encoding.py": "where the numbers of such tables are, learned from the first one",
@@ -72,6 +73,7 @@ _BESIDE_THE_LINE = _OF_EVERY_RECORD | {
 
 
 _BESIDE_THE_ALERT = _TYPES | {
+    "aggregator/notices/*": "how often agents are to send batches",
     "rules/promql/*": "the number that the alert has, before there is an alert",
     "rules/rule_model.py": "the alert as the series ALERTS",
     "aggregator/history/*": "history",

@@ -29,10 +29,13 @@ hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Cho
 _LITTLE, _BRIEF_S = 0.06, 2.0
 """Healthy hosts are late by this share of a step for this long: 5% for 7 steps, 1 s (4 H200, 2026-11-26).
 Chosen."""
-_SIGMAS, _BRIEF_SIGMAS, _BRIEF_MICRO_BATCHES_S = 10.0, 20.0, 1.5
-"""Standard errors that a rank must cost in what may be micro-batches, and those if it is late so briefly:
-micro-batches of one step have their cause in common. Chosen: 3.2 to 8.3 of a healthy rank for 9 s, and 15 for
-1.1 s while all ranks read slowly (4 H100, 2026-11-28); slow ones had 10 to 900, and 21 and more at first."""
+_SIGMAS, _MANY_ROWS = 10.0, 30
+"""Standard errors that a rank must cost in more rows than this that may be micro-batches: those of one step
+have their cause in common. Chosen: 3.2 to 8.3 of a healthy rank for 9 s (4 H100, 2026-11-28); slow ones had
+10 to 900 in so many rows, and 6.8 in 7."""
+_BRIEF_SIGMAS, _BRIEF_ROWS_S = 20.0, 1.5
+"""The same while it is late for less than this. Chosen: 15 for 1.1 s while all ranks read slowly (4 H100,
+2026-11-28); slow ones had 21 and more."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _EXPLAINS = 1 / 3
@@ -111,11 +114,11 @@ def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
         return False
     if facts.computing_more == {slow.rank}:
         return False
-    brief = (
-        slow.late_for_steps is not None
-        and slow.late_for_steps * (slow.step_s or 0.0) < _BRIEF_MICRO_BATCHES_S
-    )
-    least = _BRIEF_SIGMAS if brief else _SIGMAS
+    rows = slow.late_for_steps
+    if rows is not None and rows * (slow.step_s or 0.0) < _BRIEF_ROWS_S:
+        least = _BRIEF_SIGMAS
+    else:
+        least = _SIGMAS if rows is None or rows > _MANY_ROWS else 0.0
     return (slow.gain_ratio or 0.0) < least * (slow.gain_doubt_ratio or 0.0)
 
 
