@@ -368,7 +368,7 @@ def test_an_interval_that_is_asked_for_holds_until_another_aggregator_reads(tmp_
     with NatsServer(tmp_path) as server, node(tmp_path / "spool", server.address) as agent:
         for expected in ([asked], [asked, taken_back, asked]):
             with aggregator(None, server.address) as running:
-                agent.produce(1)
+                assert agent.uplink.wait_acknowledged(agent.produce(1), WAIT_S)
                 assert until(lambda running=running: running.state.agents.connected() == 1)
                 running.send("n0", asked)
                 assert until(lambda expected=expected: agent.requests == expected)
