@@ -32,7 +32,7 @@ Chosen."""
 _SIGMAS, _MANY_ROWS = 10.0, 30
 """Standard errors that a rank must cost in more rows than this that may be micro-batches: those of one step
 have their cause in common. Chosen: 3.2 to 8.3 of a healthy rank for 9 s (4 H100, 2026-11-28); slow ones had
-10 to 900 in so many rows, and 6.8 in 7."""
+10 to 900 in nearly all rounds with so many rows, and 6.8 in 7 rows."""
 _BRIEF_SIGMAS, _BRIEF_ROWS_S = 20.0, 1.5
 """The same while it is late for less than this. Chosen: 15 for 1.1 s while all ranks read slowly (4 H100,
 2026-11-28); slow ones had 21 and more."""
