@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 
@@ -75,45 +75,41 @@ class NcclRank:
     """Of its operations, those that all of their ranks reported: the least of any communicator."""
 
 
-_MEASURED = tuple(one.name for one in fields(NcclRank) if one.name != "rank")
-"""In the order of the columns of `RankShares`."""
-
-
 @dataclass(frozen=True, slots=True)
 class RankShares:
     """Shares of time by rank; NaN is unknown."""
 
     places: Ints
     """Which of the ranks of a `perfd.analysis.operations.rank_index` they are."""
-    columns: tuple[Floats, ...]
-    """In the order of `_MEASURED`."""
+    columns: Mapping[str, Floats]
+    """Each (ranks,), by the name of that field of `NcclRank`."""
     late_sets: Sequence[Sequence[LateSet]] = ()
     """Ranks that are late together, of each way to put ranks together."""
 
     @property
     def busy(self) -> Floats:
         """Time in kernels."""
-        return self.columns[0]
+        return self.columns["busy_ratio"]
 
     @property
     def wait(self) -> Floats:
         """Waiting in them."""
-        return self.columns[1]
+        return self.columns["wait_ratio"]
 
     def records(self, ranks: Ints) -> tuple[NcclRank, ...]:
         """One entry per rank, of very many only those at either end; `ranks` are their numbers, by place."""
         chosen = np.arange(len(self.places))
         if len(chosen) > _MOST_RANKS:
             # A page of 16,384 ranks helps no user: those at either end matter.
-            costly = highest(np.nan_to_num(self.columns[2]), _AT_EITHER_END)
+            costly = highest(np.nan_to_num(self.columns["gain_ratio"]), _AT_EITHER_END)
             waiting = highest(np.nan_to_num(self.wait), _AT_EITHER_END)
             chosen = np.union1d(costly, waiting)
         columns = [
             [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
-            for column in self.columns
+            for column in self.columns.values()
         ]
         return tuple(
-            NcclRank(rank=rank, **dict(zip(_MEASURED, values, strict=True)))
+            NcclRank(rank=rank, **dict(zip(self.columns, values, strict=True)))
             for rank, *values in zip(ranks[self.places[chosen]].tolist(), *columns, strict=True)
         )
 
@@ -223,26 +219,25 @@ class RankTally:
         window, lateness = self._lateness(losses, step_s)
         late = _Late.of(lateness)
         known_peers &= ~late.by_each_other(self._roles)[ranks]
-        reported = (
-            *gains_of_late(losses, window, late.caused, step_time_s, together),
-            late.last,
-            late.persistence,
-        )
-        gain, error, of_step_s, over, late_for, doubt, last, persistence = (
-            np.where(known_peers, column[ranks], np.nan) for column in reported
-        )
+        gains = gains_of_late(losses, window, late.caused, step_time_s, together)
+        of_peers = {one.name: getattr(gains, one.name) for one in fields(gains)}
+        of_peers |= {"last_ratio": late.last, "persistence_ratio": late.persistence}
+        reported = {name: np.where(known_peers, every[ranks], np.nan) for name, every in of_peers.items()}
         if step_s is None and np.isfinite(busy).any():
             # Before steps are seen, only the usual share of time is known to be training.
-            gain = np.minimum(gain, np.nanmax(busy))
+            reported["gain_ratio"] = np.minimum(reported["gain_ratio"], np.nanmax(busy))
         # No rank waits for longer than it is in kernels. The loss is current if it has changed, and relative
         # to the usual step, which may be shorter than the current ones.
         longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
         most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * longer
-        roles = np.where(np.isfinite(gain), self._roles[ranks], -1)
-        slowdown = by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), roles, np.divide)
-        excess = by_peers(-waited / longer, roles, np.subtract)
-        of_gain = gain, error, last, persistence, slowdown, excess, of_step_s, over, late_for, doubt
-        columns = busy, wait, *of_gain, self.seen[ranks]
+        roles = np.where(np.isfinite(reported["gain_ratio"]), self._roles[ranks], -1)
+        columns = reported | {
+            "busy_ratio": busy,
+            "wait_ratio": wait,
+            "slowdown_ratio": by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), roles, np.divide),
+            "excess_ratio": by_peers(-waited / longer, roles, np.subtract),
+            "seen_ratio": self.seen[ranks],
+        }
         late_sets = []
         for of_place in sets:
             recent = losses.waits_of_peers(RECENT)
