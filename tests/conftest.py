@@ -50,12 +50,10 @@ for name in filter(_OF_THE_CALLER.fullmatch, os.environ.keys() - _OF_THE_TESTS):
 os.environ |= {"no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
 os.umask(0o022)
 
-# Tests start hundreds of programs. Without compiled files each compiles what it imports: half of its time.
-# With PYTHONDONTWRITEBYTECODE the files go elsewhere, not beside the sources.
-if sys.dont_write_bytecode:
-    sys.dont_write_bytecode = False
-    sys.pycache_prefix = str(Path(__file__).parents[1] / ".pytest_cache" / "bytecode")
-    os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": sys.pycache_prefix}
+# Tests start hundreds of programs. Without compiled files each compiles what it imports: half of its time. They are
+# beside their sources, where users who may not write, other environments and copies of these folders find them.
+sys.dont_write_bytecode = False
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
