@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-system fuzz check format bench dashboards docs site proto lock clean
+.PHONY: help demo test test-slow test-all test-system fuzz check format bench dashboards docs site proto lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -46,6 +46,11 @@ test: $(VENV)/.installed-dev ## Run the tests that need no services, without the
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services, and property tests with all cases
 	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
 	  -m "(slow or hypothesis) and not system"
+
+# What CI runs: each test once, where `make test` and then `make test-slow` would run property tests twice, and import all
+# tests twice.
+test-all: $(VENV)/.installed-dev ## Run what test and test-slow run, each test once
+	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile -m "not system"
 
 # Three files at a time, because they mostly wait; those that share an image store or SLURM run in one process.
 # SYSTEM= runs one test at a time.
