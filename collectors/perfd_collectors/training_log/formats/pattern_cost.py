@@ -25,6 +25,8 @@ _FILLERS = (
     *("a ", "1,", "[", "|", "=", ":", "a.", "'a', ", "1 ", "_", "(", "{", "<"),
 )
 _FAILS = ("\x00", "")
+_OF_ONE_CHARACTER = frozenset({c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN})
+"""What matches exactly one character."""
 Continue = Callable[[int], bool]
 
 
@@ -37,7 +39,11 @@ class StepCounter:
 
     def __init__(self, pattern: str, flags: int) -> None:
         self._tree = parser.parse(pattern, flags)
-        self._flags = self._tree.state.flags
+        flags = self._tree.state.flags
+        self._ignores_case, self._dot_takes_newlines, self._begins_after_newlines = (
+            bool(flags & flag) for flag in (re.IGNORECASE, re.DOTALL, re.MULTILINE)
+        )
+        self._known: dict[tuple[int, str], bool] = {}
         self._groups: dict[int | None, str | None] = {}
         self.steps = 0
 
@@ -47,7 +53,7 @@ class StepCounter:
         self._groups.clear()
         starts = range(len(text) + 1) if anywhere else range(1)
         try:
-            any(self._sequence(self._tree, 0, start, lambda _: True) for start in starts)
+            any(self._sequence(self._tree.data, 0, start, lambda _: True) for start in starts)
         except TooManyStepsError:
             self.steps = _MOST_STEPS
         return self.steps
@@ -56,7 +62,7 @@ class StepCounter:
         """For each long repeat, a text that leads to it and one that it repeats."""
         yield from _pumps(self._tree, "")
 
-    def _sequence(self, items: Any, index: int, at: int, go_on: Continue) -> bool:
+    def _sequence(self, items: list[Any], index: int, at: int, go_on: Continue) -> bool:
         if index == len(items):
             return go_on(at)
         return self._item(items[index], at, lambda end: self._sequence(items, index + 1, end, go_on))
@@ -66,10 +72,10 @@ class StepCounter:
         if self.steps > _MOST_STEPS:
             raise TooManyStepsError
         op, argument = item
-        if op in {c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN}:
+        if op in _OF_ONE_CHARACTER:
             return at < len(self._text) and self._is(item, self._text[at]) and go_on(at + 1)
         if op is c.BRANCH:
-            return any(self._sequence(one, 0, at, go_on) for one in argument[1])
+            return any(self._sequence(one.data, 0, at, go_on) for one in argument[1])
         if op is c.SUBPATTERN:
             group, *_, inner = argument
 
@@ -81,16 +87,16 @@ class StepCounter:
                 self._groups[group] = before
                 return False
 
-            return self._sequence(inner, 0, at, close)
+            return self._sequence(inner.data, 0, at, close)
         if op in {c.MAX_REPEAT, c.MIN_REPEAT}:
             return self._repeat(argument, 0, at, go_on, lazy=op is c.MIN_REPEAT)
         if op in {c.ASSERT, c.ASSERT_NOT}:
             direction, inner = argument
             if direction < 0:
                 width = inner.getwidth()[0]
-                holds = at >= width and self._sequence(inner, 0, at - width, lambda end: end == at)
+                holds = at >= width and self._sequence(inner.data, 0, at - width, lambda end: end == at)
             else:
-                holds = self._sequence(inner, 0, at, lambda _: True)
+                holds = self._sequence(inner.data, 0, at, lambda _: True)
             return holds is (op is c.ASSERT) and go_on(at)
         if op is c.AT:
             return self._at(argument, at) and go_on(at)
@@ -101,15 +107,15 @@ class StepCounter:
 
     def _repeat(self, argument: Any, count: int, at: int, go_on: Continue, *, lazy: bool) -> bool:
         low, high, inner = argument
-        if len(inner) == 1 and inner[0][0] in {c.LITERAL, c.NOT_LITERAL, c.ANY, c.IN}:
-            return self._repeat_one(low, high, inner[0], at, go_on, lazy=lazy)
+        if len(inner.data) == 1 and inner.data[0][0] in _OF_ONE_CHARACTER:
+            return self._repeat_one(low, high, inner.data[0], at, go_on, lazy=lazy)
 
         def again(end: int) -> bool:
             return end > at and self._repeat(argument, count + 1, end, go_on, lazy=lazy)
 
         if lazy and count >= low and go_on(at):
             return True
-        if count < high and self._sequence(inner, 0, at, again):
+        if count < high and self._sequence(inner.data, 0, at, again):
             return True
         return not lazy and count >= low and go_on(at)
 
@@ -128,10 +134,17 @@ class StepCounter:
         return False
 
     def _is(self, item: Any, char: str) -> bool:
+        # Asked for thousands of times about few characters. The items live as long as this.
+        key = id(item), char
+        if (known := self._known.get(key)) is None:
+            known = self._known[key] = self._matches(item, char)
+        return known
+
+    def _matches(self, item: Any, char: str) -> bool:
         op, argument = item
         if op is c.ANY:
-            return char != "\n" or bool(self._flags & re.DOTALL)
-        if op in {c.LITERAL, c.NOT_LITERAL}:
+            return char != "\n" or self._dot_takes_newlines
+        if op is c.LITERAL or op is c.NOT_LITERAL:
             same = self._same(argument, char)
             return same is (op is c.LITERAL)
         negate = argument[0][0] is c.NEGATE
@@ -142,7 +155,7 @@ class StepCounter:
         if op is c.LITERAL:
             return self._same(argument, char)
         if op is c.RANGE:
-            both = {char, char.lower(), char.upper()} if self._flags & re.IGNORECASE else {char}
+            both = {char, char.lower(), char.upper()} if self._ignores_case else {char}
             return any(len(one) == 1 and argument[0] <= ord(one) <= argument[1] for one in both)
         name = str(argument)
         if "DIGIT" in name:
@@ -152,7 +165,7 @@ class StepCounter:
         return known is not ("NOT" in name)
 
     def _same(self, code: int, char: str) -> bool:
-        if self._flags & re.IGNORECASE:
+        if self._ignores_case:
             return chr(code).lower() == char.lower()
         return chr(code) == char
 
@@ -162,7 +175,7 @@ class StepCounter:
             word = [0 <= i < len(text) and (text[i].isalnum() or text[i] == "_") for i in (at - 1, at)]
             return (word[0] != word[1]) is not ("NON" in name)
         if "BEGINNING" in name:
-            return at == 0 or (bool(self._flags & re.MULTILINE) and text[at - 1] == "\n")
+            return at == 0 or (self._begins_after_newlines and text[at - 1] == "\n")
         return at == len(text) or (at == len(text) - 1 and text[at] == "\n")
 
 
@@ -236,4 +249,4 @@ def _sample(items: Any) -> str:
 
 def _char_of(members: Any) -> str:
     counter = StepCounter("", 0)
-    return next((char for char in "a1 A.-_/:,'\"=+\t%()[]" if counter._is((c.IN, members), char)), "~")
+    return next((char for char in "a1 A.-_/:,'\"=+\t%()[]" if counter._matches((c.IN, members), char)), "~")
