@@ -50,8 +50,9 @@ for name in filter(_OF_THE_CALLER.fullmatch, os.environ.keys() - _OF_THE_TESTS):
 os.environ |= {"no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
 os.umask(0o022)
 
-# Tests start hundreds of programs. Without compiled files each compiles what it imports: half of its time. They are
-# beside their sources, where users who may not write, other environments and copies of these folders find them.
+# Tests start hundreds of programs. Without compiled files each compiles what it imports: half of its time.
+# They are beside their sources, where they are found too by users who may not write and from other environments,
+# also where a folder is mounted elsewhere.
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 

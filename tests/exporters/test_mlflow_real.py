@@ -33,10 +33,13 @@ def server(tmp_path_factory):
     command = [PROGRAMS / "mlflow", "server", "--host", "127.0.0.1", "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder}/mlflow.db", "--artifacts-destination", folder]
     # It imports for long, and makes its tables: minutes on a busy machine. One that ended is seen at once.
-    with Service(
-        lambda port: [*command, "--port", port], ready="/health", folder=folder, start_within_s=600.0
-    ) as started:
-        yield started
+    with pytest.MonkeyPatch.context() as patch:
+        # Its evaluations have processes of their own, which import for as long.
+        patch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+        with Service(
+            lambda port: [*command, "--port", port], ready="/health", folder=folder, start_within_s=600.0
+        ) as started:
+            yield started
 
 
 @pytest.fixture
