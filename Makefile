@@ -52,9 +52,9 @@ test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services, a
 test-all: $(VENV)/.installed-dev ## Run what test and test-slow run, each test once
 	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile -m "not system"
 
-# Four files at a time, because they often wait; those that share an image store or SLURM run in one process.
+# Three files at a time, because they mostly wait; those that share an image store or SLURM run in one process.
 # SYSTEM= runs one test at a time.
-SYSTEM := -n 4 --dist loadfile
+SYSTEM := -n 3 --dist loadfile
 
 test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
 	@$(BIN)/python -m pytest -q -m system $(SYSTEM)

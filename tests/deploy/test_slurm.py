@@ -92,7 +92,7 @@ def test_a_requeued_job_begins_anew_in_the_same_place(cluster: Cluster) -> None:
     folder = cluster.folder("requeued")
     job = cluster.submit(
         folder,
-        f"{FOUR_NODES} --requeue",
+        "--requeue --nodes=2 --ntasks-per-node=2 --gpus-per-node=8",
         f"{cluster.sidecar} start",
         f"srun {cluster.trainer} $([ ${{SLURM_RESTART_COUNT:-0}} = 0 ] && echo 3000 || echo 5)",
         f"{cluster.sidecar} stop",
