@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -23,6 +24,15 @@ _NOT_THEIRS = ("testing",)
 _MOST_ITEMS = 5_000
 _MOST_DEPTH = 6
 _PLAIN = (list, tuple, set, frozenset, deque)
+
+
+@cache
+def _module_in(file: str) -> str | None:
+    """The path of one of their modules below its package; asked for at every call."""
+    path = Path(file)
+    root = next((root for root in _ROOTS if root in path.parents), None)
+    module = str(path.relative_to(root)) if root else None
+    return None if module is None or module.startswith(_NOT_THEIRS) else module
 
 
 class TracedValue:
@@ -68,12 +78,8 @@ class TracedValue:
         if self.paused or event not in {"call", "return"} or getattr(self._looking, "now", False):
             return
         code = frame.f_code
-        path = Path(code.co_filename)
-        root = next((root for root in _ROOTS if root in path.parents), None)
-        if root is None:
-            return
-        module = str(path.relative_to(root))
-        if (module, code.co_name) in self._seen or module.startswith(_NOT_THEIRS):
+        module = _module_in(code.co_filename)
+        if module is None or (module, code.co_name) in self._seen:
             return
         self._looking.now = True
         try:
