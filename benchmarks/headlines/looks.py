@@ -150,6 +150,7 @@ class Watched:
 
         Of a fault that cost a tenth of it; what limits the job all along may cost more, as it says. A job
         without a fault has no slow input. None where nobody knows, as of a job that was killed: it may hang.
+        Nor is a rank judged that was blamed only after the last phase of such a job: a fault may have begun.
         """
         if self.truth is None or self.end is None:
             return None
@@ -157,7 +158,9 @@ class Watched:
             return self.end.blamed <= self.truth.ranks | self.truth.hidden_ranks
         if self.end.kind == Kind.HANG and math.isfinite(self.truth.until_unix_s):
             return None
-        faulty = frozenset().union(*(phase.ranks for phase in self.truth.phases))
+        until_unix_s = self.truth.until_unix_s
+        since = frozenset().union(*(look.blamed for look in self.looks if look.unix_s > until_unix_s))
+        faulty = since.union(*(phase.ranks for phase in self.truth.phases))
         most = max(self.truth.phases, key=lambda phase: phase.lost_s)
         all_s = self.truth.phases[-1].end_unix_s - self.truth.phases[0].begin_unix_s
         named = _names(self._headline_at_end, most) or (self.end.gain_ratio or 0.0) >= most.lost_s / all_s

@@ -476,7 +476,7 @@ def test_of_a_job_that_scatters_it_must_be_the_same_rank_in_three_of_four_steps(
 
 
 @pytest.mark.parametrize(
-    ("waiting", "found"), [([2.4, 0.0], True), ([2.6, 0.0], False), ([2.6, 1.0, 0.0], True)]
+    ("waiting", "found"), [([1.9, 0.0], True), ([2.1, 0.0], False), ([2.1, 1.0, 0.0], True)]
 )
 def test_who_is_waited_for_far_longer_than_steps_became_longer_is_only_late_in_turn(
     waiting: list[float], found: bool

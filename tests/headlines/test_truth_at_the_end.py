@@ -76,3 +76,16 @@ def test_what_follows_the_last_phase_of_a_killed_job_is_not_judged(tmp_path: Pat
         assert seen.flips == flips
         assert replace(seen, end=looks[-1]).right_at_end is right_at_end
         assert replace(seen, end=look(25, "straggler", 0)).right_at_end is False
+
+
+@pytest.mark.parametrize(("killed", "right"), [(False, False), (True, True)])
+def test_a_rank_that_was_blamed_only_after_the_last_phase_of_a_killed_job_is_not_judged(
+    killed: bool, right: bool
+) -> None:
+    """As of random121: its second fault had begun when it was killed."""
+    looks = look(14, "straggler", 1), look(25, "straggler", 2)
+    phases = [phase(0.0, 10.0), phase(10.0, 20.0, 1)]
+    seen = watched(*looks, phases=phases, until_unix_s=20.0 if killed else math.inf)
+    end = replace(look(30, "straggler", 1), blamed=frozenset({1, 2}))
+    assert replace(seen, end=end).right_at_end is right
+    assert replace(seen, end=replace(end, blamed=frozenset({1, 3}))).right_at_end is False

@@ -52,10 +52,10 @@ _MOST_OF_IT = 0.75
 """Of the largest change, from which on an earlier one is the same. Chosen."""
 _NOT_IT, _IT = 0.5, 0.25
 """Of what steps are longer, what others wait longer at least, and the slow one at most."""
-_IN_TURN = 2.5
+_IN_TURN = 2.0
 """Of what steps are longer, what each of the others waits longer at most: where all wait for so much more,
-they were late before, and ranks are late in turn. Chosen: 3.4 in a healthy tensor pair (2 H100, 2026-11-28),
-and at most 1.8 where a rank became slow."""
+they were late before, and ranks are late in turn. Chosen: 3.4 in a healthy tensor pair, 2.3 in sharded
+training without a fault (2 and 4 H100, 2026-11-28), and at most 1.8 where a rank became slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
