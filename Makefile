@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all test-system fuzz check format bench dashboards docs site proto lock clean
+.PHONY: help demo test test-slow test-system fuzz check format bench dashboards docs site proto lock clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -37,20 +37,19 @@ demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow ran
 PROCESSES := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n < 8 ? n : 8)))
 IN_PARALLEL := -n $(PROCESSES) --dist worksteal
 
-test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones
-	@echo "About 11,000 tests, 5 minutes of processor time. Slow tests: make test-slow. Real services: make test-system."
+test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones (ALL=1: with them)
+ifdef ALL
+	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile -m "not system"
+else
+	@echo "About 12,000 tests, 5 minutes of processor time. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
+endif
 
 # Tests of a file share recordings and services, and run in one process (tests/conftest.py). Property tests run again,
-# with all their cases: `make test` generates a quarter of them.
+# with all their cases: `make test` generates a quarter of them. `make test ALL=1`, as in CI, runs each test of both once.
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services, and property tests with all cases
 	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
 	  -m "(slow or hypothesis) and not system"
-
-# What CI runs: each test once, where `make test` and then `make test-slow` would run property tests twice, and import all
-# tests twice.
-test-all: $(VENV)/.installed-dev ## Run what test and test-slow run, each test once
-	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile -m "not system"
 
 # Three files at a time, because they mostly wait; those that share an image store or SLURM run in one process.
 # SYSTEM= runs one test at a time.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 ALL = "PERFD_ALL_EXAMPLES"
-"""The variable that `make test-slow` sets, which runs every property test again, and `make test-all`."""
+"""The variable that `make test-slow` sets, which runs every property test again, and `make test ALL=1`."""
 _FEWER = 4
 """Of its cases, `make test` generates one of so many: property tests would take a fifth of its time."""
 
