@@ -31,20 +31,17 @@ def decode_agent_message(data: bytes, tables: DecodeTable = decode_table) -> Age
 class AgentEnvelope:
     """An agent's message, parsed but for its tables; raises as `decode_agent_message`."""
 
-    __slots__ = ("_envelope",)
+    __slots__ = "_envelope", "tables"
 
     def __init__(self, data: bytes) -> None:
         check_record_count(data)
         self._envelope = parse(pb.AgentMessage, data)
-
-    @property
-    def tables(self) -> Sequence[bytes]:
+        self.tables: Sequence[bytes] = tuple(self._envelope.batch.samples)
         """The tables of its batch, if it is one, in order."""
-        return self._envelope.batch.samples
 
     def decode(self, tables: DecodeTable) -> AgentMessage | None:
         """The message; `tables` is called with each table, in order."""
-        return cast("AgentMessage | None", from_wire(self._envelope, tables))
+        return cast("AgentMessage | None", from_wire(self._envelope, tables, self.tables))
 
 
 def check_record_count(agent_message: bytes) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -244,15 +244,17 @@ def to_wire(message: _Message) -> _Envelope:
         raise WireError(f"A {type(message).__name__} cannot be sent: {error}.") from error
 
 
-def from_wire(envelope: _Envelope, tables: DecodeTable = decode_table) -> _Message | None:
-    """The message in an envelope, its tables decoded by `tables`; None for a kind from a newer peer."""
+def from_wire(
+    envelope: _Envelope, tables: DecodeTable = decode_table, encoded: Sequence[bytes] | None = None
+) -> _Message | None:
+    """The message in an envelope; None for a kind from a newer peer. The rest is as in `batch_from_wire`."""
     field = envelope.WhichOneof("message")
     if field is None:
         return None
     if field == "batch":
         batch = getattr(envelope, field)
         try:
-            return batch_from_wire(batch, tables)
+            return batch_from_wire(batch, tables, encoded)
         except WireError as error:
             raise BatchError(str(error), sequence=batch.sequence) from error
     struct = _ENVELOPES[type(envelope)][field]
@@ -311,12 +313,17 @@ def batch_bytes(batch: Batch, encoded: Iterable[bytes] = ()) -> bytes:
     return b"".join((head.SerializeToString(), *map(encode_record, batch.records), *encoded))
 
 
-def batch_from_wire(message: pb.Batch, tables: DecodeTable) -> Batch:
-    """The batch in a message, its tables decoded by `tables`; raises `WireError`."""
+def batch_from_wire(message: pb.Batch, tables: DecodeTable, encoded: Sequence[bytes] | None = None) -> Batch:
+    """The batch in a message, its tables decoded by `tables`; raises `WireError`.
+
+    `encoded` are its tables, where they were read before: each time protobuf copies them.
+    """
     records: list[Record] = []
-    unknown, cut = 0, defaultdict[str, int](int)
+    unknown = 0
+    cut: defaultdict[str, int] = defaultdict(int)
     bounded = partial(_record_from_wire, cut=cut)
-    for decode, wire_records in ((tables, message.samples), (bounded, message.records)):
+    samples = message.samples if encoded is None else encoded
+    for decode, wire_records in ((tables, samples), (bounded, message.records)):
         for wire_record in cast("Iterable[Any]", wire_records):
             try:
                 records.append(decode(wire_record))

@@ -25,7 +25,7 @@ def decoders(
 ) -> list[Callable[[], AgentMessage | None]]:
     """What decodes each message, and raises as `decode_agent_message` does; call each once."""
     envelopes = [_envelope(data) for _, data in messages]
-    of_each = [() if envelope is None else tuple(envelope.tables) for envelope in envelopes]
+    of_each = [() if envelope is None else envelope.tables for envelope in envelopes]
     readers = [reader for (reader, _), some in zip(messages, of_each, strict=True) for _ in some]
     read = iter(_read(readers, [*chain.from_iterable(of_each)]))
     return [
@@ -75,7 +75,7 @@ def _read_alike(form: TableForm, tables: Sequence[bytes]) -> Sequence[SampleTabl
     rows = len(form.entities)
     numbers = parts.numbers.of(joined).view("<i8").reshape(len(tables), -1)
     values = numbers[:, rows:].view("<f8").reshape(len(tables), len(form.metrics), rows)
-    return alike_tables(form.scope, form.entities, form.metrics, numbers[:, :rows].tolist(), values)
+    return alike_tables(form.scope, form.entities, form.metrics, numbers[:, :rows], values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,21 +26,18 @@ class AlikeBlock(ColumnBlock):
     """Rows by `HISTORY_COLUMNS`, of a table of GPUs, else empty."""
     all_known: bool
     """No value is NaN."""
-
-    @property
-    def numbers(self) -> Floats:
-        """Rows by columns; read-only."""
-        return np.ndarray((len(self.names), self.rows), np.float64, self.block).T
+    newest_unix_ns: int
+    """The latest of its times."""
 
 
 def alike_tables(
     scope: Scope,
     entities: tuple[str, ...],
     metrics: tuple[str, ...],
-    times_ns: Sequence[Sequence[int]],
+    times_ns: NDArray[np.int64],
     values: Floats,
 ) -> list[SampleTable]:
-    """A table of each of `times_ns`, with its `values` as tables by metrics by entities."""
+    """A table of each row of `times_ns`, with its `values` as tables by metrics by entities."""
     # The largest would be NaN.
     known = (~np.isnan(values.max(axis=(1, 2)))).tolist()
     kept = np.empty((len(values), 0), np.float32)
@@ -50,10 +46,11 @@ def alike_tables(
         with np.errstate(over="ignore"):
             kept = values.take(_kept_places(metrics), 1).transpose(0, 2, 1).astype(np.float32, order="C")
     blocks, size_bytes = values.tobytes(), values[0].nbytes
+    times, newest_ns = times_ns.tolist(), times_ns.max(axis=1).tolist()
     return [
         SampleTable(
             scope=scope,
-            times_unix_ns=times_ns[at],
+            times_unix_ns=times[at],
             entities=entities,
             columns=AlikeBlock(
                 metrics,
@@ -61,6 +58,7 @@ def alike_tables(
                 len(entities),
                 kept[at],
                 known[at],
+                newest_ns[at],
             ),
         )
         for at in range(len(values))

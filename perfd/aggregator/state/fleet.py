@@ -13,6 +13,7 @@ from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.jobs import JobRegistry, JobState, RecordSource, as_member
 from perfd.aggregator.jobs.rank_samples import put_rank_samples
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.alike_tables import AlikeBlock
 from perfd.aggregator.state.durable_records import Durable, durable_record
 from perfd.aggregator.state.job_members import JobMembers
 from perfd.aggregator.state.node_state import NodeState
@@ -98,6 +99,9 @@ class Fleet:
         node.received_s = source.now_s
         node.comes_back()
         latest_unix_ns = round((source.sent_unix_s + self.limits.sample_ahead_s) * 1e9)
+        if source.sent_unix_s and not source.late:
+            # What the node's clock showed before it was set back is ahead of all that follows.
+            node.readings.drop_gpus_after(latest_unix_ns)
         durable: list[Durable] = []
         for record in records:
             self.counters.records += 1
@@ -212,13 +216,11 @@ class Fleet:
         self, table: SampleTable, node: NodeState, source: RecordSource, latest_unix_ns: int
     ) -> None:
         """Take its rows up to a time."""
-        if source.sent_unix_s:
-            if max(table.times_unix_ns, default=0) > latest_unix_ns:
-                whole, table = table, _until(table, latest_unix_ns)
-                self.counters.rejected["sample_ahead_s"] += len(whole.entities) - len(table.entities)
-            if not source.late:
-                # What the node's clock showed before it was set back is ahead of all that follows.
-                node.readings.drop_gpus_after(latest_unix_ns)
+        columns, times_ns = table.columns, table.times_unix_ns
+        newest_ns = columns.newest_unix_ns if isinstance(columns, AlikeBlock) else max(times_ns, default=0)
+        if source.sent_unix_s and newest_ns > latest_unix_ns:
+            whole, table = table, _until(table, latest_unix_ns)
+            self.counters.rejected["sample_ahead_s"] += len(whole.entities) - len(table.entities)
         if table.scope is Scope.RANK:
             table = replace(table, entities=self.jobs.names.rank_entities(table.entities, node.name))
         node.version += node.readings.take(table, source.now_s)

@@ -22,6 +22,8 @@ _MOST_WAITING = 8
 """Tables of a scope: some 25 kB of a node with 8 GPUs. As a round reads all every 5 s, usually 5 wait."""
 _VALUE_BYTES = 8
 """Of a number in a `ColumnBlock`, a double."""
+_Unread = tuple[int, int, bytes]
+"""Numbers as `_numbers` takes them: several tables come before the newest one is read."""
 Arrived = tuple[SampleTable, float]
 """A table, and when it came (monotonic)."""
 
@@ -30,8 +32,12 @@ def values_of(table: SampleTable) -> Floats:
     """A table's numbers as rows by columns; read-only."""
     columns = table.columns
     if isinstance(columns, ColumnBlock):
-        return np.ndarray((len(columns.names), columns.rows), np.float64, columns.block).T
+        return _numbers(len(columns.names), columns.rows, columns.block)
     return np.array(list(columns.values()), np.float64).reshape(len(columns), -1).T
+
+
+def _numbers(columns: int, rows: int, block: bytes) -> Floats:
+    return np.ndarray((columns, rows), np.float64, block).T
 
 
 def _values_of_all(tables: Sequence[Arrived]) -> Floats:
@@ -172,17 +178,17 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
 
     def _take_alike(self, table: SampleTable, columns: AlikeBlock, plan: TableLayout, now_s: float) -> None:
         """Take a table like the one before that was read together with those of other nodes."""
-        scope, values = table.scope, columns.numbers
+        scope, block = table.scope, columns.block
         if self._waiting.get(scope):
             self._settle(scope)
-        self._counters.samples += values.size
+        self._counters.samples += len(block) // _VALUE_BYTES
         samples = self._of_scope[scope]
-        if not (columns.all_known and samples.renew(values, now_s)):
-            samples.update(plan, values, now_s)
+        if not (columns.all_known and samples.renew((len(columns.names), columns.rows, block), now_s)):
+            samples.update(plan, values_of(table), now_s)
         if scope is Scope.GPU:
             self.gpu_tables += 1
             if not self._gpu_history.add(table.times_unix_ns, columns.kept):
-                self._gpu_history.append(plan, table.times_unix_ns, values)
+                self._gpu_history.append(plan, table.times_unix_ns, values_of(table))
 
     def _settle(self, scope: Scope) -> None:
         """Take the tables that wait: together if each has all values and all came in order."""
@@ -214,16 +220,22 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
 class NodeSamples:
     """The newest value of each metric of each entity of one scope of a node, entities by metrics."""
 
-    __slots__ = "_newest_s", "_period_s", "_seen_s", "layout", "values"
+    __slots__ = "_newest_s", "_period_s", "_seen_s", "_values", "layout"
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
-        self.values: Floats = np.full((0, 0), np.nan)
-        """Not to be changed: they may be those of a message."""
+        self._values: Floats | _Unread = np.full((0, 0), np.nan)
         self._seen_s: Floats | float = np.full((0, 0), np.nan)
         """One number if the newest table had a value for every metric of every entity."""
         self._period_s: Floats | float = np.full((0, 0), np.nan)
         self._newest_s = -np.inf
+
+    @property
+    def values(self) -> Floats:
+        """Not to be changed: they may be those of a message."""
+        if isinstance(self._values, tuple):
+            self._values = _numbers(*self._values)
+        return self._values
 
     def update(self, plan: TableLayout, values: Floats, now_s: float) -> None:
         """Take a table that arrived at `now_s` (monotonic).
@@ -239,12 +251,12 @@ class NodeSamples:
         elif now_s > self._newest_s and _all_known(values):
             # The usual case: the table has a newer value for every metric.
             self._period_s = now_s - self._seen_s
-            self._seen_s, self.values = now_s, values
+            self._seen_s, self._values = now_s, values
         else:
             self._put(slice(None), values, now_s)
         self._newest_s = max(self._newest_s, now_s)
 
-    def renew(self, values: Floats, now_s: float) -> bool:
+    def renew(self, values: Floats | _Unread, now_s: float) -> bool:
         """Take a table that has a value for every metric; False, and it is not taken, if one came later."""
         if now_s > self._newest_s:
             self._period_s = now_s - self._seen_s
@@ -252,7 +264,7 @@ class NodeSamples:
         elif now_s < self._newest_s or not isinstance(self._seen_s, float):
             return False
         # Else it is a further sweep of a batch: no time has passed since the one before.
-        self.values = values
+        self._values = values
         return True
 
     def replace(self, arrived_s: Sequence[float], values: Floats) -> bool:
@@ -276,21 +288,21 @@ class NodeSamples:
 
     def _put(self, cells: slice | tuple[NDArray[np.intp], ...], block: Floats, now_s: float) -> None:
         self._seen_s, self._period_s = self._of_each(self._seen_s), self._of_each(self._period_s)
-        self.values = self.values.copy()
+        values = self._values = self.values.copy()
         seen_s = self._seen_s[cells]
         absent = np.isnan(block)
         if absent.any():
-            block = np.where(absent, self.values[cells], block)
+            block = np.where(absent, values[cells], block)
         older = ~absent & (seen_s != now_s)
         if older.any():
             self._period_s[cells] = np.where(older, now_s - seen_s, self._period_s[cells])
             self._seen_s[cells] = np.where(older, now_s, seen_s)
-        self.values[cells] = block
+        values[cells] = block
 
     def _grow(self) -> None:
         added = [(0, new - old) for new, old in zip(self.layout.shape, self.values.shape, strict=True)]
         seen_s, period_s = self._of_each(self._seen_s), self._of_each(self._period_s)
-        self.values = np.pad(self.values, added, constant_values=np.nan)
+        self._values = np.pad(self.values, added, constant_values=np.nan)
         self._seen_s = np.pad(seen_s, added, constant_values=np.nan)
         self._period_s = np.pad(period_s, added, constant_values=np.nan)
 
