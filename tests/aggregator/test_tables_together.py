@@ -133,6 +133,24 @@ def test_what_is_taken_together_is_as_if_one_by_one(rounds):
         np.testing.assert_equal(together.shown(), alone.shown())
 
 
+def test_a_row_from_the_future_is_cut_also_where_tables_are_taken_together():
+    run = Run()
+    for sequence, ahead_s in ((1, 0), (2, 60)):
+        sent_ns = (1_000 + sequence) * _S
+        gpus = SampleTable(
+            scope=Scope.GPU,
+            times_unix_ns=[sent_ns, sent_ns + ahead_s * _S],
+            entities=_GPUS,
+            columns={_NAMES[0]: [float(sequence)] * 2},
+        )
+        data = encode_message(Batch(sequence=sequence, sent_unix_ns=sent_ns, records=[gpus]))
+        run.clock.advance(1.0)
+        run.together([(number, data) for number in range(_AGENTS)])
+    assert run.state.counters.rejected["sample_ahead_s"] == _AGENTS
+    for node in run.state.fleet.nodes.values():
+        assert node.readings[Scope.GPU].values.tolist() == [[2.0], [1.0]]
+
+
 def test_tables_of_a_form_are_read_at_once():
     readers = [TableReader() for _ in range(9)]
     batches = [
