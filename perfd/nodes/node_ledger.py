@@ -83,11 +83,11 @@ class NodeLedger:
         if record is None or not gpus:
             return
         left = decayed(1.0, now_unix_s - record.observed_unix_s, self.half_life_s)
-        for gpu in record.observed_gpu_s:
-            record.observed_gpu_s[gpu] *= left
+        observed = {gpu: seconds * left for gpu, seconds in record.observed_gpu_s.items()}
         for gpu, seconds in gpus.items():
-            if gpu in record.observed_gpu_s or len(record.observed_gpu_s) < _MOST_GPUS:
-                record.observed_gpu_s[gpu] = record.observed_gpu_s.get(gpu, 0.0) + seconds
+            if gpu in observed or len(observed) < _MOST_GPUS:
+                observed[gpu] = observed.get(gpu, 0.0) + seconds
+        record.observed_gpu_s = observed
         record.observed_unix_s = max(now_unix_s, record.observed_unix_s)
         self._changed_nodes[node] = None
 

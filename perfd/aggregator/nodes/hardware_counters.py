@@ -63,10 +63,8 @@ class HardwareCounters:
         self, node: NodeState, scope: Scope, column: str, kind: IncidentKind, what: str
     ) -> Iterator[NewErrors]:
         readings = node.readings.get(scope)
-        if readings is None or column not in readings.layout.metrics.known:
-            return
-        position = readings.layout.metrics.known.index(column)
-        if position >= readings.values.shape[1]:
+        position = None if readings is None else readings.layout.metrics.position(column)
+        if readings is None or position is None or position >= readings.values.shape[1]:
             return
         before, values = self._counters.get((node.name, column)), readings.values[:, position].tolist()
         self._counters[node.name, column] = values

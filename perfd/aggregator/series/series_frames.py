@@ -178,15 +178,15 @@ class SeriesFrames:
             for node in fleet.nodes.values():
                 if node.left:
                     continue
-                count = sum(one.values.size for one in node.readings.values())
-                if count > left:
-                    self._left_out += count
-                    continue
-                left -= count
                 with self._state.failures.contained(Part.NODE, node=node.name):
+                    fresh = [one.fresh(now_s, stale_after_s).ravel() for one in node.readings.values()]
+                    count = sum(map(len, fresh))
+                    if count > left:
+                        self._left_out += count
+                        continue
+                    left -= count
                     name = ("node", node.name, str(node.version))
                     keys = self._blocks.keys(name, partial(_node_keys, self._names, node, fleet.jobs))
-                    fresh = [one.fresh(now_s, stale_after_s).ravel() for one in node.readings.values()]
                     blocks[name] = Block(keys, _joined(fresh))
         return blocks
 

@@ -31,6 +31,10 @@ class NameIndex:
     def __len__(self) -> int:
         return len(self._positions)
 
+    def position(self, name: str) -> int | None:
+        """The position of a name that was seen; None for another."""
+        return self._positions.get(name)
+
     def positions(self, names: Sequence[str], most: int | None = None) -> tuple[list[int], int]:
         """The position of each name, -1 where a bound refused it, and how many names it refused.
 

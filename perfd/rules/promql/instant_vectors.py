@@ -300,6 +300,9 @@ def set_operator(
             # As most of the time: most rules say which of what they find does not count.
             return first
         second = right(at)
+        if operator == "or" and not (first.present.any() and second.present.any()):
+            # Also usual: neither side of most alerts holds.
+            return first if first.present.any() else second
         groups = common(first.keys, second.keys)
         if operator == "or":
             covered = np.zeros(groups.count, dtype=bool)
