@@ -9,8 +9,8 @@ from perfd.aggregator.job_changes import CALM_AFTER_S
 from perfd.aggregator.summary_turns import NODES_IN_EACH_ROUND
 
 QUIET_INTERVAL_S = 3.0
-"""Asked of agents whose nodes are calm. Chosen: it saves half of the messages, and what only samples show is
-at most 1 s older. With 5 s, which would save another three in ten, alerts would not come within 5 s."""
+"""Asked of agents whose nodes are calm. Chosen: it saves two of three messages, and what only samples show is
+at most 2 s older. With 5 s alerts about that would not come within 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
