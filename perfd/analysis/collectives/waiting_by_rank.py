@@ -81,20 +81,14 @@ class RankShares:
 
     places: Ints
     """Which of the ranks of a `perfd.analysis.operations.rank_index` they are."""
+    busy: Floats
+    """(ranks,), the time in kernels."""
+    wait: Floats
+    """(ranks,), waiting in them."""
     columns: Mapping[str, Floats]
-    """Each (ranks,), by the name of that field of `NcclRank`."""
+    """Each (ranks,), by the name of that field of `NcclRank`: all others."""
     late_sets: Sequence[Sequence[LateSet]] = ()
     """Ranks that are late together, of each way to put ranks together."""
-
-    @property
-    def busy(self) -> Floats:
-        """Time in kernels."""
-        return self.columns["busy_ratio"]
-
-    @property
-    def wait(self) -> Floats:
-        """Waiting in them."""
-        return self.columns["wait_ratio"]
 
     def records(self, ranks: Ints) -> tuple[NcclRank, ...]:
         """One entry per rank, of very many only those at either end; `ranks` are their numbers, by place."""
@@ -104,13 +98,20 @@ class RankShares:
             costly = highest(np.nan_to_num(self.columns["gain_ratio"]), _AT_EITHER_END)
             waiting = highest(np.nan_to_num(self.wait), _AT_EITHER_END)
             chosen = np.union1d(costly, waiting)
-        columns = [
+        busy, wait, *columns = (
             [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
-            for column in self.columns.values()
-        ]
+            for column in (self.busy, self.wait, *self.columns.values())
+        )
         return tuple(
-            NcclRank(rank=rank, **dict(zip(self.columns, values, strict=True)))
-            for rank, *values in zip(ranks[self.places[chosen]].tolist(), *columns, strict=True)
+            NcclRank(
+                rank=rank,
+                busy_ratio=in_kernels,
+                wait_ratio=waiting,
+                **dict(zip(self.columns, values, strict=True)),
+            )
+            for rank, in_kernels, waiting, *values in zip(
+                ranks[self.places[chosen]].tolist(), busy, wait, *columns, strict=True
+            )
         )
 
 
@@ -232,8 +233,6 @@ class RankTally:
         most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * longer
         roles = np.where(np.isfinite(reported["gain_ratio"]), self._roles[ranks], -1)
         columns = reported | {
-            "busy_ratio": busy,
-            "wait_ratio": wait,
             "slowdown_ratio": by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), roles, np.divide),
             "excess_ratio": by_peers(-waited / longer, roles, np.subtract),
             "seen_ratio": self.seen[ranks],
@@ -245,7 +244,7 @@ class RankTally:
             lost = partial(_more_lost, losses, self._roles)
             found = late_ranks_together(recent, held, of_place, step_time_s, self._waits, lost)
             late_sets.append([one for one in found if known_peers[np.isin(ranks, one.places)].all()])
-        return RankShares(ranks, columns, late_sets)
+        return RankShares(ranks, busy, wait, columns, late_sets)
 
     def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
         """Over as much time as it takes to see a late rank."""
