@@ -51,8 +51,7 @@ os.environ |= {"no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localho
 os.umask(0o022)
 
 # Tests start hundreds of programs. Without compiled files each compiles what it imports: half of its time.
-# They are beside their sources, where users who may not write and other environments find them too, and jobs
-# that have these folders elsewhere.
+# They are beside their sources, where users who may not write there and other environments find them, too.
 sys.dont_write_bytecode = False
 os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 

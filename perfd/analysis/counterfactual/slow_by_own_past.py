@@ -55,7 +55,7 @@ _NOT_IT, _IT = 0.5, 0.25
 _IN_TURN = 2.0
 """Of what steps are longer, what each of the others waits longer at most: where all wait for so much more,
 they were late before, and ranks are late in turn. Chosen: 3.4 in a healthy tensor pair, 2.3 in sharded
-training without a fault (2 and 4 H100, 2026-11-28), and at most 1.8 where a rank became slow."""
+training without a fault (2 and 4 H100, 2026-11-28). Real faults have less, but some only 1 or 2 s later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
