@@ -21,10 +21,10 @@ from benchmarks.fleet_traffic import Traffic
 from perfd.aggregator import aggregator as module
 from perfd.aggregator.ingest import Ingest
 from perfd.aggregator.ingest.ingest_session import IngestSession
-from perfd.aggregator.series.malloc import tune_memory
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig
 from perfd.model import Hello
+from perfd.process_memory import tune_memory
 from perfd.wire.convert import encode_message
 
 _SETTLED_S = 160

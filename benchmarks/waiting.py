@@ -36,7 +36,6 @@ import numpy as np
 
 from perfd.aggregator.jobs import RecordSource
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.series import tune_memory
 from perfd.aggregator.state import Fleet, job_data
 from perfd.analysis.data.job_data import CollectiveStack, Ints
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
@@ -51,6 +50,7 @@ from perfd.model import (
     TimingSource,
     TrainingStep,
 )
+from perfd.process_memory import tune_memory
 
 SCHEMA = "perfd.bench.waiting/5"
 TENSOR, STAGES, PER_NODE = 8, 8, 8

@@ -115,7 +115,7 @@ _BESIDE_THE_OPERATION = _OF_EVERY_RECORD | {
     "analysis/steps/*": "other numbers of the job",
     "analysis/stragglers/*": "ranks by timers and GPUs",
     "formatting.py": "the finding's sentences",
-    "mfu_tier.py": "the finding's advice",
+    "analysis/flops/mfu_tier.py": "the finding's advice",
 }
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from perfd import logs
 from perfd.clock import SystemClock
 from perfd.errors import PerfdError, WireError
+from perfd.process_memory import tune_malloc
 from perfd.session.channel import Frame, FrameKind, LineMerger, read_frames
 from perfd.session.live_session import LiveSession
 from perfd.session.supervisor import MonitorSettings
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 def main() -> int:
     """Monitor one job to its end; the exit code is 0 if there is a summary."""
     logs.configure("info")
+    tune_malloc()
     # gRPC logs connections itself; what matters is logged by us.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

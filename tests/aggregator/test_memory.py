@@ -13,7 +13,7 @@ import pytest
 _ROUNDS = """
 import resource, sys
 import numpy as np
-from perfd.aggregator.series.malloc import tune_malloc
+from perfd.process_memory import tune_malloc
 if sys.argv[1] == "keep" and not tune_malloc():
     sys.exit("no mallopt")
 for _ in range(3):

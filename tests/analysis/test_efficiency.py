@@ -11,9 +11,9 @@ from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, st
 from perfd.analysis.data.job_data import OperationPace, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
+from perfd.analysis.flops.mfu_tier import attainable_mfu
 from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
-from perfd.mfu_tier import attainable_mfu
 from perfd.model import (
     GpuInfo,
     JobDescription,

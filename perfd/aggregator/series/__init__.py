@@ -1,6 +1,5 @@
 """Turns the state into series and serves them as a Prometheus page."""
 
-from perfd.aggregator.series.malloc import tune_memory
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.aggregator.series.self_metrics import self_registry
@@ -12,5 +11,4 @@ __all__ = [
     "PageRenderer",
     "SeriesFrames",
     "self_registry",
-    "tune_memory",
 ]

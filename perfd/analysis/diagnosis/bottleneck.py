@@ -32,8 +32,8 @@ from perfd.analysis.diagnosis.own_past_findings import judge_unplaced
 from perfd.analysis.diagnosis.pipeline_findings import interleaving_gain, judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
+from perfd.analysis.flops.mfu_tier import attainable_mfu
 from perfd.formatting import duration, percent
-from perfd.mfu_tier import attainable_mfu
 from perfd.model import one_step
 from perfd.thresholds import THRESHOLDS
 

@@ -1,6 +1,7 @@
 """Steady steps and where their time goes: phases, GPU activity, pipeline bubble, throttling, MFU."""
 
 from perfd.analysis.data.training_time import shows_earlier_start
+from perfd.analysis.flops.mfu_tier import MfuTier
 from perfd.analysis.steps.activity_by_gpu import (
     STEADY_STEPS,
     TRAINING_TIME,
@@ -65,7 +66,6 @@ from perfd.analysis.steps.time_breakdown import (
     optimizer,
     step_time,
 )
-from perfd.mfu_tier import MfuTier
 
 __all__ = [
     "BACKWARD",

@@ -15,10 +15,10 @@ from perfd.analysis.flops.flops_conventions import (
     train_flops_per_token,
 )
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak, PeakTable, find_gpu, products_of
+from perfd.analysis.flops.mfu_tier import MfuTier
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
 from perfd.formatting import flops as flops_in_words
-from perfd.mfu_tier import MfuTier
 from perfd.model import GpuColumn, GpuInfo, JobDescription, Recompute, StepDoubt
 
 _PARTS_RATIO = 1.25

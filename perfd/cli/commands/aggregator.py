@@ -14,11 +14,11 @@ import msgspec
 from perfd import logs
 from perfd.aggregator import Aggregator
 from perfd.aggregator.group import AggregatorGroup
-from perfd.aggregator.series import tune_memory
 from perfd.cli.signals import set_by_signals
 from perfd.config import AggregatorConfig, load
 from perfd.errors import ConfigError
 from perfd.net.connection_limits import allow_many_connections
+from perfd.process_memory import tune_memory
 
 log = logging.getLogger("perfd.aggregator")
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfd.analysis.collectives import busiest
+from perfd.analysis.flops.mfu_tier import attainable_mfu
 from perfd.analysis.steps import Stage
 from perfd.formatting import UNKNOWN, bandwidth, count, data_size, duration, flops_per_s, percent, power
-from perfd.mfu_tier import attainable_mfu
 from perfd.model import Alert
 from perfd.report.report_model import (
     Bars,

@@ -7,8 +7,8 @@ from itertools import groupby
 
 import numpy as np
 
+from perfd.analysis.flops.mfu_tier import MfuTier, attainable_mfu
 from perfd.formatting import duration, flops, flops_per_s, percent
-from perfd.mfu_tier import MfuTier, attainable_mfu
 from perfd.report.report_model import Bars, BarSegment, Lane, Report, ReportFinding, ReportMetric, Timeline
 from perfd.report.sources.trace_notes import largest_part, notes_of
 from perfd.report.sources.trace_tables import source_of, tables_of
