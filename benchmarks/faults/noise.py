@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,7 @@ def held_out_world() -> World:
     )
 
 
+@cache
 def _residuals(*names: str) -> tuple[float, ...]:
     """Relative deviations of step times from their median, without the first steps."""
     found: list[float] = []

@@ -54,6 +54,10 @@ def is_value(block: Block) -> NDArray[np.bool_]:
     return present
 
 
+def _gaps(values: Block) -> NDArray[np.intp]:
+    return np.flatnonzero(values.view(np.int64) == _GAP_BITS)
+
+
 class SampleMatrix:
     """Samples of series that share their times: rows are instants, columns are series.
 
@@ -112,7 +116,7 @@ class SampleMatrix:
         values: Block = self._values[last, columns]
         present = is_value(values)
         times: Times = np.full(len(values), self._times[last])
-        if not present.all():
+        if not present.all() and len(_gaps(values)):
             values = values.copy()
             self._fill_gaps(values, times, last, time_ms - lookback_ms, columns)
             present = is_value(values)
@@ -148,13 +152,12 @@ class SampleMatrix:
         return self._start + int(np.searchsorted(times, time_ms, side="right")) - 1
 
     def _fill_gaps(self, values: Block, times: Times, last: int, oldest_ms: int, columns: Columns) -> None:
-        row = last
-        gaps = np.flatnonzero(values.view(np.int64) == _GAP_BITS)
+        row, gaps = last, _gaps(values)
         while len(gaps) and row > self._start and self._times[row - 1] >= oldest_ms:
             row -= 1
             values[gaps] = self._values[row, columns][gaps]
             times[gaps] = self._times[row]
-            gaps = np.flatnonzero(values.view(np.int64) == _GAP_BITS)
+            gaps = _gaps(values)
 
     def _nothing(self, columns: Columns) -> tuple[Block, NDArray[np.bool_], Times]:
         count = len(self._values[0, columns])

@@ -106,6 +106,8 @@ class LateRankLosses:
         ]
         self._world = world
         self._step_s = step_s
+        self._shapes: dict[AnalysisWindow, list[tuple[_Source, StepShape]]] = {}
+        """By window, of which the same few are looked at again and again."""
 
     def caused(self, window: AnalysisWindow) -> CausedLosses:
         """Only what is lost by whom, which costs less to know."""
@@ -184,18 +186,18 @@ class LateRankLosses:
         return found
 
     def _of_peers(self, window: AnalysisWindow) -> Iterator[tuple[_Source, StepShape]]:
-        for source in self._sources:
-            if source.of_peers:
-                yield from ((source, shape) for shape in source.rhythm.shapes(window))
+        return ((source, shape) for source, shape in self._in(window) if source.of_peers)
+
+    def _in(self, window: AnalysisWindow) -> list[tuple[_Source, StepShape]]:
+        found = self._shapes.get(window)
+        if found is None:
+            found = [(source, shape) for source in self._sources for shape in source.rhythm.shapes(window)]
+            self._shapes[window] = found
+        return found
 
     def _columns(self, window: AnalysisWindow, columns: int) -> Floats:
         """(columns, blocks, world): the first columns of `Lateness`."""
-        shapes = [
-            (source, shape)
-            for source in self._sources
-            if source.of_peers or columns == _ALL
-            for shape in source.rhythm.shapes(window)
-        ]
+        shapes = [(source, shape) for source, shape in self._in(window) if source.of_peers or columns == _ALL]
         blocks = max((shape.blocks for source, shape in shapes if source.of_peers), default=0)
         if not blocks:
             return np.empty((columns, 0, self._world))

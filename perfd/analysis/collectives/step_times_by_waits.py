@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints, JobData, OperationPace, StepTable
-from perfd.analysis.data.robust_stats import median
+from perfd.analysis.data.robust_stats import median, plain_median
 from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch
 from perfd.analysis.operations.operation_rate import MOST_STEPS, each_step_s, lines_of_steps, paced
 from perfd.analysis.operations.repeat_period import repeat_period
@@ -180,11 +180,13 @@ def _waited_in(stack: CommunicatorBatch, row: int, done: float, *, whole: bool =
 
 def _without_waits(lasted_s: Floats, waited_s: Floats, rows: Ints) -> Floats:
     """What steps of each row take besides the longest wait, by the row's neighbors, too."""
-    numbers = np.unique(rows)
-    own = np.array([_mean(lasted_s[rows == row]) - _mean(waited_s[rows == row]) for row in numbers])
+    # Rows come in order, with their steps side by side.
+    numbers, first = np.unique(rows, return_index=True)
+    of_row = zip(np.split(lasted_s, first[1:]), np.split(waited_s, first[1:]), strict=True)
+    own = np.array([_mean(lasted) - _mean(waited) for lasted, waited in of_row])
     near = [own[max(0, at - _ROWS // 2) : at + _ROWS // 2 + 1] for at in range(len(own))]
     near[-1] = own[-_ROWS:]
-    return np.asarray([float(np.nanmedian(one)) for one in near])[np.searchsorted(numbers, rows)]
+    return np.asarray([plain_median(one) for one in near])[np.searchsorted(numbers, rows)]
 
 
 def _mean(values: Floats) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
-from perfd.analysis.data.robust_stats import median, median_error
+from perfd.analysis.data.robust_stats import median, median_error, plain_median
 
 _USUAL_STEPS = (10, 20)
 """Newest steps by which it is late as usual, in some of them: a fault may have just begun, or ended."""
@@ -211,11 +211,14 @@ def _change(step_time_s: Floats, newest: int, over: int) -> StepChange | None:
     before, since = step_time_s[:first], step_time_s[first:end]
     before = before[-_MOST_BEFORE:]
     before, since = _known(before), _known(since)
-    if len(before) < _FEWEST_BEFORE or not len(since) or not np.median(since) > 0:
+    if len(before) < _FEWEST_BEFORE or not len(since):
+        return None
+    since_s = plain_median(since)
+    if not since_s > 0:
         return None
     return StepChange(
-        before_s=float(np.median(before)),
-        since_s=float(np.median(since)),
+        before_s=plain_median(before),
+        since_s=since_s,
         error_s=float(median_error(since)),
         before_error_s=float(median_error(before)),
     )

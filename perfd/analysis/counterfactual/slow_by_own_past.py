@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
-from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, newest_by_chance
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, newest_by_chance, plain_median
 
 _FEWEST_SINCE, _MOST_SINCE = 4, 20
 """Steps since the change; later the steps before are another time."""
@@ -114,7 +114,7 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
         return None
     before = slice(max(0, first - _MOST_BEFORE), first)
     before_s, since_s, since_wait_s = step_time_s[before], step_time_s[first:], waits_s[first:]
-    usual_s, now_s = float(np.median(before_s)), float(np.median(since_s))
+    usual_s, now_s = plain_median(before_s), plain_median(since_s)
     usual_wait_s = median(waits_s[before], axis=0)
     more_s = median(since_wait_s, axis=0) - usual_wait_s
     order = np.argsort(more_s)
@@ -163,22 +163,22 @@ def _of_other_fault(more_wait_s: Floats, place: int) -> Bools:
 def _longer_s(step_time_s: Floats, first: int) -> float | None:
     """By how much steps from that place on are longer; None if by little, or if one is unknown."""
     before_s, since_s = step_time_s[max(0, first - _MOST_BEFORE) : first], step_time_s[first:]
-    now_s = float(np.median(since_s))
-    longer_s = now_s - float(np.median(before_s))
+    now_s = plain_median(since_s)
+    longer_s = now_s - plain_median(before_s)
     known = np.isfinite(before_s).all() and np.isfinite(since_s).all()
     return longer_s if known and longer_s >= _LEAST_RATIO * now_s else None
 
 
 def _beyond_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> bool:
     """Whether times since are longer by far than they scattered before, and not by chance."""
-    longer_s = float(np.median(since_s)) - float(np.median(before_s))
+    longer_s = plain_median(since_s) - plain_median(before_s)
     beyond = longer_s >= _SIGMAS * _scatter_s(before_s)
     return beyond and _by_chance(before_s, since_s, more_wait_s, place) <= _CHANCE
 
 
 def _scatter_s(times_s: Floats) -> float:
     """Their robust standard deviation."""
-    return MAD_TO_SIGMA * float(np.median(np.abs(times_s - np.median(times_s))))
+    return MAD_TO_SIGMA * plain_median(np.abs(times_s - plain_median(times_s)))
 
 
 def _by_chance(before_s: Floats, since_s: Floats, more_wait_s: Floats, place: int) -> float:

@@ -35,10 +35,11 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     rows.sort(axis=-1)
     if not np.isnan(rows[..., -1]).any():
         return _middle(rows[..., (length - 1) // 2], rows[..., length // 2])
-    known = (~np.isnan(rows)).sum(axis=-1, keepdims=True)
-    low = np.take_along_axis(rows, np.maximum(known - 1, 0) // 2, -1)
-    high = np.take_along_axis(rows, np.minimum(known // 2, length - 1), -1)
-    return np.asarray(np.where(known > 0, _middle(low, high), np.nan)[..., 0])
+    every, known = rows.reshape(-1, length), (~np.isnan(rows)).sum(axis=-1)
+    # By places in all rows: `np.take_along_axis` takes several times as long for some hundred numbers.
+    row, count = np.arange(len(every)), known.ravel()
+    low, high = every[row, np.maximum(count - 1, 0) // 2], every[row, np.minimum(count // 2, length - 1)]
+    return np.asarray(np.where(count > 0, _middle(low, high), np.nan)).reshape(known.shape)
 
 
 def _median_of_column(values: NDArray[Any]) -> NDArray[Any]:
@@ -50,6 +51,16 @@ def _median_of_column(values: NDArray[Any]) -> NDArray[Any]:
         if not known:
             return np.asarray(ordered[-1])
     return _middle(ordered[(known - 1) // 2], ordered[known // 2])
+
+
+def plain_median(values: NDArray[Any]) -> float:
+    """The median of one column as numpy has it, bit by bit, in a third of its time; NaN if any is unknown."""
+    if not len(values):
+        return math.nan
+    ordered = np.sort(values)
+    if math.isnan(ordered[-1]):
+        return math.nan
+    return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
 
 
 def median_error(values: Floats) -> Floats:
@@ -111,7 +122,8 @@ def mean(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
 
 def over_last(reduction: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
     """`reduction.reduce` over the last axis, which may be short: there numpy spends its time between rows."""
-    return np.asarray(reduction.reduce(np.ascontiguousarray(np.moveaxis(values, -1, 0))))
+    last_first = values.transpose(values.ndim - 1, *range(values.ndim - 1))
+    return np.asarray(reduction.reduce(np.ascontiguousarray(last_first)))
 
 
 def highest(values: Floats, count: int) -> Ints:

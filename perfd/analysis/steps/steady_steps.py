@@ -91,8 +91,8 @@ def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = 
         far = _outliers(times, _NEIGHBOURS_OF_MEANS) & ~_newest_pace(times, _NEIGHBOURS_OF_MEANS)
     else:
         far = _outliers(times, _NEIGHBOURS)
-    outliers = unmarked[far]
-    reasons[ExclusionReason.OUTLIER] = np.isin(np.arange(len(steps)), outliers)
+    reasons[ExclusionReason.OUTLIER] = np.zeros(len(steps), dtype=bool)
+    reasons[ExclusionReason.OUTLIER][unmarked[far]] = True
     kept &= ~reasons[ExclusionReason.OUTLIER]
     rows, newest = np.flatnonzero(kept), unmarked
     if window is not None and len(rows) > window:
