@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from perfd.analysis.data.robust_stats import highest, mean, median, median_of, percentile_of, ratio, sigma_of
+from perfd.analysis.data.robust_stats import (
+    highest,
+    mean,
+    median,
+    median_of,
+    percentile_of,
+    plain_median,
+    ratio,
+    sigma_of,
+)
 
 MAYBE = st.one_of(st.floats(-1e6, 1e6), st.just(float("nan")))
 
@@ -28,6 +37,13 @@ def test_median_and_mean_are_those_of_what_is_known(values, axis):
             assert math.isnan(average)
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 40])
+def test_a_plain_median_is_numpys_to_the_last_bit(count: int) -> None:
+    for values in np.random.default_rng(count).lognormal(size=(200, count)):
+        assert plain_median(values) == np.median(values)
+    assert math.isnan(plain_median(np.append(np.ones(count), math.nan)))
+
+
 def test_nothing_known_is_none_and_never_zero():
     nothing = np.full(3, np.nan)
     assert median_of(nothing) is None
@@ -35,6 +51,7 @@ def test_nothing_known_is_none_and_never_zero():
     assert percentile_of(nothing, 95) is None
     assert sigma_of(nothing) is None
     assert sigma_of(np.empty(0)) is None
+    assert math.isnan(plain_median(np.empty(0)))
     assert median(np.empty((0, 3)), axis=0).tolist() == pytest.approx([math.nan] * 3, nan_ok=True)
 
 
