@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.collectives.late_rank_cost import NEEDED_AT_ONCE
-from perfd.analysis.data.job_data import Floats, StepTable
+from perfd.analysis.data.job_data import Bools, Floats, StepTable
 from perfd.analysis.data.robust_stats import median_of
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 
@@ -51,28 +51,35 @@ def waits_by_step(
     resumed = done is None and (middle is None or not 1 / _RESUMED <= middle <= _RESUMED)
     for stack, (counted, paced) in zip(stacks, rates, strict=True):
         for row, length in enumerate(stack.collectives.lengths.tolist()):
-            reporting[stack.ranks[row]] |= np.isfinite(stack.collectives.durations_s[row]).any(axis=0)
+            reporting[stack.ranks[row]] |= _reporting(stack.collectives.durations_s[row, :length])
             per_step = float((paced if resumed else counted)[row])
             if not per_step >= _LEAST_PER_STEP or not length:
                 continue
-            matched = stack.parts.last_arriver[row, :length] >= 0
-            wait_s = np.where(matched[:, None], stack.parts.wait_s[row, :length], 0.0)
             # By their numbers, since some may be lost.
             numbers = stack.collectives.sequence[row, :length]
             ago = ((numbers[-1] - numbers) / per_step).astype(np.int64)
-            chosen = np.flatnonzero(ago < newest)
-            first = np.flatnonzero(np.diff(ago[chosen], prepend=-1))
-            of_steps = np.ix_(newest - 1 - ago[chosen[first]], stack.ranks[row])
-            of_operations_s = wait_s[chosen]
+            known[stack.ranks[row]] = np.minimum(known[stack.ranks[row]], int(ago[0]))
+            recent = slice(np.count_nonzero(ago >= newest), length)
+            ago = ago[recent]
+            matched = stack.parts.last_arriver[row, recent] >= 0
+            of_operations_s = np.where(matched[:, None], stack.parts.wait_s[row, recent], 0.0)
+            first = np.flatnonzero(np.diff(ago, prepend=-1))
+            of_steps = np.ix_(newest - 1 - ago[first], stack.ranks[row])
             if not stack.matched or stack.names[row] in NEEDED_AT_ONCE:
                 at_once[of_steps] += np.add.reduceat(of_operations_s, first)
             else:
                 summed[of_steps] += np.add.reduceat(of_operations_s, first)
                 longest[of_steps] = np.maximum(longest[of_steps], np.maximum.reduceat(of_operations_s, first))
-            known[stack.ranks[row]] = np.minimum(known[stack.ranks[row]], int(ago[0]))
     at_once[np.arange(newest)[:, None] < newest - known] = np.nan
     at_once[:, ~reporting] = np.nan
     return WaitsByStep(summed_s=at_once + summed, longest_s=at_once + longest)
+
+
+def _reporting(durations_s: Floats) -> Bools:
+    """(g,): which ranks report any of (n, g) operations."""
+    # Usually each has reported the newest one: to look at all of them takes far longer.
+    newest: Bools = np.isfinite(durations_s[-1:]).any(axis=0)
+    return newest if newest.all() else np.asarray(np.isfinite(durations_s).any(axis=0))
 
 
 def _per_step(stack: CommunicatorBatch, done: float, step_s: float) -> tuple[Floats, Floats]:
