@@ -78,7 +78,7 @@ def waits_by_step(
 def _reporting(durations_s: Floats) -> Bools:
     """(g,): which ranks report any of (n, g) operations."""
     # Usually each has reported the newest one: to look at all of them takes far longer.
-    newest: Bools = np.isfinite(durations_s[-1:]).any(axis=0)
+    newest = np.asarray(np.isfinite(durations_s[-1:]).any(axis=0))
     return newest if newest.all() else np.asarray(np.isfinite(durations_s).any(axis=0))
 
 
