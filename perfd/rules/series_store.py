@@ -55,7 +55,7 @@ def is_value(block: Block) -> NDArray[np.bool_]:
 
 
 def _gaps(values: Block) -> NDArray[np.intp]:
-    return np.flatnonzero(values.view(np.int64) == _GAP_BITS)
+    return (values.view(np.int64) == _GAP_BITS).nonzero()[0]
 
 
 class SampleMatrix:
@@ -114,13 +114,12 @@ class SampleMatrix:
         if last < self._start or self._times[last] < time_ms - lookback_ms:
             return self._nothing(columns)
         values: Block = self._values[last, columns]
-        present = is_value(values)
-        times: Times = np.full(len(values), self._times[last])
-        if not present.all() and len(_gaps(values)):
+        times = self._times[last : last + 1].repeat(len(values))
+        if len(_gaps(values)):
             values = values.copy()
             self._fill_gaps(values, times, last, time_ms - lookback_ms, columns)
-            present = is_value(values)
-        return values, present, times
+        bits = values.view(np.int64)
+        return values, (bits != _STALE_BITS) & (bits != _GAP_BITS), times
 
     def window(self, from_ms: int, to_ms: int, columns: Columns) -> tuple[Times, Block]:
         """The rows of a closed interval of time; use `is_value` to find the samples."""
