@@ -55,7 +55,8 @@ def is_value(block: Block) -> NDArray[np.bool_]:
 
 
 def _gaps(values: Block) -> NDArray[np.intp]:
-    return (values.view(np.int64) == _GAP_BITS).nonzero()[0]
+    gaps: NDArray[np.bool_] = values.view(np.int64) == _GAP_BITS
+    return gaps.nonzero()[0]
 
 
 class SampleMatrix:
@@ -114,7 +115,7 @@ class SampleMatrix:
         if last < self._start or self._times[last] < time_ms - lookback_ms:
             return self._nothing(columns)
         values: Block = self._values[last, columns]
-        times = self._times[last : last + 1].repeat(len(values))
+        times: Times = self._times[last : last + 1].repeat(len(values))
         if len(_gaps(values)):
             values = values.copy()
             self._fill_gaps(values, times, last, time_ms - lookback_ms, columns)
