@@ -189,11 +189,10 @@ class LateRankLosses:
         return ((source, shape) for source, shape in self._in(window) if source.of_peers)
 
     def _in(self, window: AnalysisWindow) -> list[tuple[_Source, StepShape]]:
-        found = self._shapes.get(window)
-        if found is None:
+        if window not in self._shapes:
             found = [(source, shape) for source in self._sources for shape in source.rhythm.shapes(window)]
             self._shapes[window] = found
-        return found
+        return self._shapes[window]
 
     def _columns(self, window: AnalysisWindow, columns: int) -> Floats:
         """(columns, blocks, world): the first columns of `Lateness`."""
