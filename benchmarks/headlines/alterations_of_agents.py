@@ -46,6 +46,17 @@ def _agent_restarts(found: list[Piece]) -> Iterator[Piece]:
             yield replace(piece, unix_ns=begins + _RESTARTS_NS, records=())
 
 
+def _all_begin_late(found: list[Piece]) -> Iterator[Piece]:
+    """perfd begins while the job runs: of what was before, it reads only what the job printed, at once."""
+    begins = found[0].unix_ns + (found[-1].unix_ns - found[0].unix_ns) * 4 // 10
+    for piece in found:
+        if piece.unix_ns >= begins:
+            yield piece
+        else:
+            ranks = [record for record in piece.records if isinstance(record, RankPlacement)]
+            yield replace(piece, unix_ns=begins, records=ranks)
+
+
 def _sent_again(found: list[Piece]) -> Iterator[Piece]:
     """The records of some seconds come twice."""
     at = _middle_ns(found)
@@ -128,6 +139,7 @@ def _one_gpu_in_turns(found: list[Piece]) -> Iterator[Piece]:
 
 OF_AGENTS: Mapping[str, Alteration] = {
     "agent restarts": _agent_restarts,
+    "perfd begins late": _all_begin_late,
     "batches sent again": _sent_again,
     "clock set by 0.8 s": _clock_set,
     "a rank 20 s late": _delayed,

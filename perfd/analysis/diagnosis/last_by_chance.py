@@ -29,10 +29,10 @@ hosts differ: by 0.05 to 0.07 for all of a run of 18 s (2 H200, 2026-11-26). Cho
 _LITTLE, _BRIEF_S = 0.06, 2.0
 """Healthy hosts are late by this share of a step for this long: 5% for 7 steps, 1 s (4 H200, 2026-11-26).
 Chosen."""
-_SIGMAS, _MANY_ROWS = 10.0, 30
+_SIGMAS, _MANY_ROWS = 12.0, 30
 """Standard errors that a rank must cost in more rows than this that may be micro-batches: those of one step
-have their cause in common. Chosen: 3.2 to 8.3 of a healthy rank for 9 s (4 H100, 2026-11-28); slow ones had
-10 to 900 in nearly all rounds with so many rows, and 6.8 in 7 rows."""
+have their cause in common. Chosen: healthy ranks had 3 to 11.4 for up to 10 s (4 H100); slow ones 12.1 and
+more in 40 jobs, and 8 to 12 in one."""
 _BRIEF_SIGMAS, _BRIEF_ROWS_S = 20.0, 1.5
 """The same while it is late for less than this. Chosen: 15 for 1.1 s while all ranks read slowly (4 H100,
 2026-11-28); slow ones had 21 and more."""
@@ -119,7 +119,9 @@ def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
         least = _BRIEF_SIGMAS
     else:
         least = _SIGMAS if rows is None or rows > _MANY_ROWS else 0.0
-    return (slow.gain_ratio or 0.0) < least * (slow.gain_doubt_ratio or 0.0)
+    # Rows became longer by what the rank works longer, or by what is between steps.
+    own = 1.0 if slow.slowdown_ratio is None or not least else 1 - 1 / max(1.0, slow.slowdown_ratio)
+    return min(slow.gain_ratio or 0.0, own) < least * (slow.gain_doubt_ratio or 0.0)
 
 
 def _idle_ratio(facts: JobEvidence) -> float:

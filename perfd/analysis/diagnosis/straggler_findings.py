@@ -215,7 +215,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         gain_ratio=arrivals.gain_ratio,
         step_s=arrivals.step_s,
         may_be_over=over_steps is not None,
-        tentative=not agreeing and _is_little(slow),
+        tentative=not agreeing and (facts.step_time.median is None or _is_little(slow)),
     )
 
 
@@ -382,9 +382,10 @@ def _slowest(
         return together[0]
     # Who waits so much less than its peers that it explains how late they are together.
     least = max(rank.gain_ratio or 0.0 for rank in together) * _EXPLAINS
-    explaining = [rank for rank in together if (rank.excess_ratio or 0.0) >= least]
-    if len(explaining) == 1:
-        return explaining[0]
+    by_excess = sorted(together, key=lambda rank: -(rank.excess_ratio or 0.0))
+    most, next_one = ((rank.excess_ratio or 0.0) for rank in by_excess[:2])
+    if most >= least > next_one and most >= _APART * next_one:
+        return by_excess[0]
     by_slowdown = sorted(together, key=lambda rank: -(rank.slowdown_ratio or 0))
     first, second = (max(0.0, (rank.slowdown_ratio or 0) - 1) for rank in by_slowdown[:2])
     apart = first - second >= _LEAST_SLOWDOWN and first >= _APART * second

@@ -23,6 +23,8 @@ from perfd.thresholds import THRESHOLDS
 
 _FEWEST_STEPS = 5
 """With timers of one clock; the median of fewer is not trusted. Chosen."""
+_FEWEST_IDLE_STEPS = 10
+"""Hosts are late in turn: of two, the same one is in all of so many steps by chance in 1 of 512."""
 _FEWEST_SAMPLED_STEPS = 10
 """Of several nodes: their clocks differ by seconds, so the first samples may be of starting up."""
 _CHANCE = 2.7e-3
@@ -205,7 +207,7 @@ def _idle(
     if active is None:
         return [], None
     missing = others(active) - active
-    difference = _differences(1 + missing, fewest)
+    difference = _differences(1 + missing, max(fewest, _FEWEST_IDLE_STEPS))
     waits = median(missing, axis=0)
     ratio = float(waits.max()) if _enough(active, fewest) else None
     flagged = difference.flagged & _seen(active)[:, None]
