@@ -409,6 +409,14 @@ def test_a_job_of_few_steps_has_no_past() -> None:
     assert slow_since(*history(4, 0.25, [1.0, 0.0, 1.0, 1.0], before=6)) is not None
 
 
+def test_waits_of_too_few_steps_before_are_no_past() -> None:
+    steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0])
+    waited[:6] = np.nan
+    assert slow_since(steps, waited) is not None
+    waited[:8] = np.nan
+    assert slow_since(steps, waited) is None
+
+
 def test_of_two_ranks_it_takes_more_steps_than_of_four_to_rule_out_chance() -> None:
     def found(since: int, waiting: list[float]) -> bool:
         steps, waited = history(since, 0.25, waiting)

@@ -134,7 +134,10 @@ def test_of_ranks_that_are_late_together_the_one_is_named_whose_own_excess_expla
     # 60% of the gain of a tenth.
     assert named(0.0, 0.06) == 2
     assert named(0.0, 0.059) is None
-    assert named(0.06, 0.1) is None
+    # Twice that of the next one.
+    assert named(0.05, 0.1) == 2
+    assert named(0.051, 0.1) is None
+    assert named(0.06, 0.13) is None
 
 
 def test_of_ranks_that_are_late_together_the_one_whose_gpu_idles_is_named_before_the_slower_one():

@@ -155,6 +155,15 @@ def test_on_one_node_five_sampled_steps_are_enough_and_on_several_ten():
     assert found == [True, False, True]
 
 
+def test_a_gpu_that_its_host_keeps_waiting_is_named_after_ten_sampled_steps():
+    active = [0.95] * 7 + [0.7]
+    found = [
+        bool(stragglers_by_activity(activity_of(steps=steps, graphics_active_ratio=active), DP8))
+        for steps in (10, 11)
+    ]
+    assert found == [False, True]
+
+
 def test_permuting_ranks_permutes_the_name():
     order = np.random.default_rng(5).permutation(8)
     activity = activity_of(0.02, **one_busy(2))

@@ -389,6 +389,17 @@ def test_hosts_that_drift_are_not_blamed(watched: Watched) -> None:
     assert not watched.false_blame
 
 
+@pytest.mark.parametrize("watched", [_of(RANDOM / "random128")], indirect=True)
+def test_the_last_of_ranks_that_all_load_slowly_is_not_blamed(watched: Watched) -> None:
+    assert not watched.false_blame
+    assert not watched.too_many_flips
+
+
+@pytest.mark.parametrize("watched", [_of(RANDOM / "pair105")], indirect=True)
+def test_communicators_that_only_the_start_of_a_job_used_blame_no_rank(watched: Watched) -> None:
+    assert not watched.false_blame
+
+
 @pytest.mark.parametrize("watched", [_of(RANDOM / "random64")], indirect=True)
 def test_of_two_stages_that_are_late_together_the_host_whose_gpu_idles_stays_named(watched: Watched) -> None:
     (busy,) = [one.phase for one in watched.of_phases if one.phase.fault == "busy"]

@@ -54,7 +54,11 @@ def last_by_chance(facts: JobEvidence, found: Finding, starved: Finding | None) 
     if working_more(facts) in found.concerned_ranks:
         return False
     gain = found.gain_ratio or 0.0
-    if facts.cpu_wait_of_all >= _CONTENDED * gain > 0 or _awaits_input(facts, gain, starved):
+    if facts.cpu_wait_of_all >= _CONTENDED * gain > 0:
+        return True
+    # A rank that became late when steps became longer costs at most that.
+    same, longer = _became_late_with(facts, found), facts.longer_since
+    if _awaits_input(facts, min(gain, longer.gain_ratio) if same and longer else gain, starved):
         return True
     if found.longer_for_s is not None or all(one.kind != "rank" for one in found.culprits):
         # Compared with its own past, or no rank is named.
@@ -140,11 +144,18 @@ def _not_computing_ratio(facts: JobEvidence) -> float:
 
 def _is_part_of_change(facts: JobEvidence, found: Finding) -> bool:
     """Whether steps became longer when the rank became late, by far more than it costs."""
+    longer = facts.longer_since
+    if longer is None or (found.gain_ratio or 0.0) >= _EXPLAINS * longer.gain_ratio:
+        return False
+    return _became_late_with(facts, found)
+
+
+def _became_late_with(facts: JobEvidence, found: Finding) -> bool:
+    """Whether steps became longer when the one rank became late that is found, or before."""
     longer, slow = facts.longer_since, _named(facts, found)
     if longer is None or slow is None or slow.late_for_steps is None:
         return False
-    explained = (found.gain_ratio or 0.0) >= _EXPLAINS * longer.gain_ratio
-    return not explained and slow.late_for_steps <= longer.steps + _SAME_CHANGE_STEPS
+    return slow.late_for_steps <= longer.steps + _SAME_CHANGE_STEPS
 
 
 def _named(facts: JobEvidence, found: Finding) -> NcclRank | None:
