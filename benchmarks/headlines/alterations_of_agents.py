@@ -47,7 +47,7 @@ def _agent_restarts(found: list[Piece]) -> Iterator[Piece]:
 
 
 def _all_begin_late(found: list[Piece]) -> Iterator[Piece]:
-    """perfd begins while the job runs: of what was before, it reads only what the job printed, at once."""
+    """The agent begins while the job runs: of what was before, it reads only what was printed, at once."""
     begins = found[0].unix_ns + (found[-1].unix_ns - found[0].unix_ns) * 4 // 10
     for piece in found:
         if piece.unix_ns >= begins:
