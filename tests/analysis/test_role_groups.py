@@ -80,7 +80,7 @@ def plain(metrics: dict[GpuColumn, Floats], layout: ParallelLayout) -> set[tuple
                 [1 - typical / own if own > 0 else float("nan") for own, typical in streaming]
             )
     is_busy = {rank for rank in standing_out(busy, groups) if waited[rank] >= THRESHOLDS.straggler_wait_ratio}
-    is_idle = standing_out(idle, groups)
+    is_idle = standing_out(idle, groups, fewest=10)
     for group in groups:
         seen = {
             column: all(np.isfinite(metrics[column][:, rank]).any() for rank in group) for column in metrics
@@ -98,7 +98,7 @@ def plain(metrics: dict[GpuColumn, Floats], layout: ParallelLayout) -> set[tuple
     return found
 
 
-def standing_out(ratios: dict[int, list[float]], groups: list[list[int]]) -> set[int]:
+def standing_out(ratios: dict[int, list[float]], groups: list[list[int]], *, fewest: int = 5) -> set[int]:
     """Ranks that differ by enough, in enough steps, beyond the scatter of steps and, of four, of ranks."""
     if not ratios:
         return set()
@@ -114,7 +114,7 @@ def standing_out(ratios: dict[int, list[float]], groups: list[list[int]]) -> set
     sigmas = statistics.NormalDist().inv_cdf(1 - 0.0027 / max(2, len(ratios)))
     found = set()
     for rank, own in known.items():
-        if len(own) < 5:
+        if len(own) < fewest:
             continue
         error = 1.2533 * 1.4826 * max(mad[rank], usual_mad) / len(own) ** 0.5
         persistence = sum(ratio > 1 + least / 2 for ratio in own) / len(own)

@@ -207,10 +207,11 @@ def _idle(
     if active is None:
         return [], None
     missing = others(active) - active
-    difference = _differences(1 + missing, max(fewest, _FEWEST_IDLE_STEPS))
+    difference = _differences(1 + missing, fewest)
     waits = median(missing, axis=0)
     ratio = float(waits.max()) if _enough(active, fewest) else None
-    flagged = difference.flagged & _seen(active)[:, None]
+    often = np.isfinite(missing).sum(axis=0) >= _FEWEST_IDLE_STEPS
+    flagged = difference.flagged & often & _seen(active)[:, None]
     return _named(flagged, block, ranks, difference, waits, pattern=Pattern.IDLE), ratio
 
 
