@@ -411,9 +411,10 @@ def test_a_job_of_few_steps_has_no_past() -> None:
 
 def test_waits_of_too_few_steps_before_are_no_past() -> None:
     steps, waited = history(5, 0.25, [1.0, 1.0, 0.0, 1.0])
-    waited[:6] = np.nan
+    # Of the eight before the last change that is looked at, four, and three.
+    waited[:9] = np.nan
     assert slow_since(steps, waited) is not None
-    waited[:8] = np.nan
+    waited[:10] = np.nan
     assert slow_since(steps, waited) is None
 
 

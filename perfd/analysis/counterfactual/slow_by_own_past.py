@@ -116,7 +116,7 @@ def _changed(step_time_s: Floats, waits_s: Floats, first: int, *, own_times: boo
     before_s, since_s, since_wait_s = step_time_s[before], step_time_s[first:], waits_s[first:]
     usual_s, now_s = plain_median(before_s), plain_median(since_s)
     known = np.count_nonzero(np.isfinite(waits_s[before]), axis=0)
-    usual_wait_s = np.where(known >= _FEWEST_BEFORE, median(waits_s[before], axis=0), np.nan)
+    usual_wait_s = np.where(2 * known >= len(before_s), median(waits_s[before], axis=0), np.nan)
     more_s = median(since_wait_s, axis=0) - usual_wait_s
     order = np.argsort(more_s)
     one, next_one = more_s[order[:2]]
