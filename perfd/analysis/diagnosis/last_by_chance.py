@@ -7,6 +7,8 @@ the rank costs is seen after a few steps, and what hosts and GPUs do only with t
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from perfd.analysis.collectives import NcclRank
@@ -36,6 +38,9 @@ more in 40 jobs, and 8 to 12 in one."""
 _BRIEF_SIGMAS, _BRIEF_ROWS_S = 20.0, 1.5
 """The same while it is late for less than this. Chosen: 15 for 1.1 s while all ranks read slowly (4 H100,
 2026-11-28); slow ones had 21 and more."""
+_LASTING_ROWS_S = 20.0
+"""Of a rank that is late in such rows for less, what it works longer counts, not what rows are longer by.
+Chosen: rows were longer by twice that for up to 17 s while a healthy rank was late (4 H100)."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _EXPLAINS = 1 / 3
@@ -119,13 +124,14 @@ def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
     if facts.computing_more == {slow.rank}:
         return False
     rows = slow.late_for_steps
-    if rows is not None and rows * (slow.step_s or 0.0) < _BRIEF_ROWS_S:
-        least = _BRIEF_SIGMAS
-    else:
-        least = _SIGMAS if rows is None or rows > _MANY_ROWS else 0.0
-    # Rows became longer by what the rank works longer, or by what is between steps.
-    own = 1.0 if slow.slowdown_ratio is None or not least else 1 - 1 / max(1.0, slow.slowdown_ratio)
-    return min(slow.gain_ratio or 0.0, own) < least * (slow.gain_doubt_ratio or 0.0)
+    late_s = math.inf if rows is None else rows * (slow.step_s or 0.0)
+    usual = _SIGMAS if rows is None or rows > _MANY_ROWS else 0.0
+    least = _BRIEF_SIGMAS if late_s < _BRIEF_ROWS_S else usual
+    gain = slow.gain_ratio or 0.0
+    if slow.slowdown_ratio is not None and late_s < _LASTING_ROWS_S:
+        # Rows became longer by what the rank works longer, or by what is between steps.
+        gain = min(gain, 1 - 1 / max(1.0, slow.slowdown_ratio))
+    return gain < least * (slow.gain_doubt_ratio or 0.0)
 
 
 def _idle_ratio(facts: JobEvidence) -> float:
