@@ -46,8 +46,8 @@ def _agent_restarts(found: list[Piece]) -> Iterator[Piece]:
             yield replace(piece, unix_ns=begins + _RESTARTS_NS, records=())
 
 
-def _all_begin_late(found: list[Piece]) -> Iterator[Piece]:
-    """The agent begins while the job runs: of what was before, it reads only what was printed, at once."""
+def _all_start_late(found: list[Piece]) -> Iterator[Piece]:
+    """All agents start while the job runs: of the time before, they read only the log, at once."""
     begins = found[0].unix_ns + (found[-1].unix_ns - found[0].unix_ns) * 4 // 10
     for piece in found:
         if piece.unix_ns >= begins:
@@ -139,7 +139,7 @@ def _one_gpu_in_turns(found: list[Piece]) -> Iterator[Piece]:
 
 OF_AGENTS: Mapping[str, Alteration] = {
     "agent restarts": _agent_restarts,
-    "perfd begins late": _all_begin_late,
+    "perfd starts late": _all_start_late,
     "batches sent again": _sent_again,
     "clock set by 0.8 s": _clock_set,
     "a rank 20 s late": _delayed,

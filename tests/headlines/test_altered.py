@@ -107,8 +107,8 @@ def test_until_a_job_that_started_again_makes_steps_no_rank_is_blamed_for_its_st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["habits/earlyloader2", "random/random118", "random/random77"])
-def test_no_healthy_rank_is_blamed_where_perfd_begins_while_a_job_runs(name: str, tmp_path: Path) -> None:
+def test_no_healthy_rank_is_blamed_if_perfd_starts_while_a_job_runs(name: str, tmp_path: Path) -> None:
     recording = FRESH.parent / f"recorded_{name}/recording"
-    watched, wrongly = judged(recording, recording.parent.name, "perfd begins late", tmp_path)
+    watched, wrongly = judged(recording, recording.parent.name, "perfd starts late", tmp_path)
     assert watched.looks
     assert not wrongly

@@ -39,8 +39,8 @@ _BRIEF_SIGMAS, _BRIEF_ROWS_S = 20.0, 1.5
 """The same while it is late for less than this. Chosen: 15 for 1.1 s while all ranks read slowly (4 H100,
 2026-11-28); slow ones had 21 and more."""
 _LASTING_ROWS_S = 20.0
-"""Of a rank that is late in such rows for less, what it works longer counts, not what rows are longer by.
-Chosen: rows were longer by twice that for up to 17 s while a healthy rank was late (4 H100)."""
+"""For less, a rank in such rows costs at most its own extra work; later, what rows grew by. Chosen: rows grew
+by twice the extra work of healthy ranks that were late for up to 17 s (4 H100)."""
 _CONTENDED = 0.5
 """Of what the last rank seems to cost, that hosts of all ranks wait for CPUs at least. Chosen."""
 _EXPLAINS = 1 / 3
@@ -61,9 +61,7 @@ def last_by_chance(facts: JobEvidence, found: Finding, starved: Finding | None) 
     gain = found.gain_ratio or 0.0
     if facts.cpu_wait_of_all >= _CONTENDED * gain > 0:
         return True
-    # A rank that became late when steps became longer costs at most that.
-    same, longer = _became_late_with(facts, found), facts.longer_since
-    if _awaits_input(facts, min(gain, longer.gain_ratio) if same and longer else gain, starved):
+    if _awaits_input(facts, _within_change(facts, found), starved):
         return True
     if found.longer_for_s is not None or all(one.kind != "rank" for one in found.culprits):
         # Compared with its own past, or no rank is named.
@@ -129,7 +127,7 @@ def _of_micro_batches(facts: JobEvidence, found: Finding) -> bool:
     least = _BRIEF_SIGMAS if late_s < _BRIEF_ROWS_S else usual
     gain = slow.gain_ratio or 0.0
     if slow.slowdown_ratio is not None and late_s < _LASTING_ROWS_S:
-        # Rows became longer by what the rank works longer, or by what is between steps.
+        # Rows also grow by what lies between steps.
         gain = min(gain, 1 - 1 / max(1.0, slow.slowdown_ratio))
     return gain < least * (slow.gain_doubt_ratio or 0.0)
 
@@ -156,8 +154,14 @@ def _is_part_of_change(facts: JobEvidence, found: Finding) -> bool:
     return _became_late_with(facts, found)
 
 
+def _within_change(facts: JobEvidence, found: Finding) -> float:
+    """What the rank costs: at most the growth of steps if it became late with it."""
+    gain, longer = found.gain_ratio or 0.0, facts.longer_since
+    return min(gain, longer.gain_ratio) if longer and _became_late_with(facts, found) else gain
+
+
 def _became_late_with(facts: JobEvidence, found: Finding) -> bool:
-    """Whether steps became longer when the one rank became late that is found, or before."""
+    """Whether the one rank of the finding became late when steps became longer, or later."""
     longer, slow = facts.longer_since, _named(facts, found)
     if longer is None or slow is None or slow.late_for_steps is None:
         return False
