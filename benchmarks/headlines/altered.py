@@ -68,6 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             seen += 1
             blaming += bool(wrongly)
             print(_line(watched, alteration, wrongly), flush=True)
+    if not seen:
+        parser.error("no recording has such a name in these folders")
     print(f"{blaming} of {seen} altered recordings with false blame")
     return 1 if blaming else 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.headlines.alterations import pieces, write
-from benchmarks.headlines.altered import ALTERATIONS, judged
+from benchmarks.headlines.altered import ALTERATIONS, judged, main
 from benchmarks.headlines.looks import must_be_named
 from perfd.model import CollectiveTimes, RankPlacement
 from perfd.recording.recording_format import open_recording
@@ -112,3 +112,9 @@ def test_no_healthy_rank_is_blamed_if_perfd_starts_while_a_job_runs(name: str, t
     watched, wrongly = judged(recording, recording.parent.name, "perfd starts late", tmp_path)
     assert watched.looks
     assert not wrongly
+
+
+def test_a_name_that_no_recording_has_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path), "--only", "nobody"])
+    assert "no recording has such a name" in capsys.readouterr().err
