@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -219,22 +219,19 @@ def test_every_group_of_a_heterogeneous_job_is_seen_by_sidecar_and_prolog(
     assert str(int(job) + 1) not in aggregator.jobs()
 
 
-@pytest.mark.parametrize(
-    ("name", "lines"),
-    [
-        ("srun", ["srun --output=%x-%j.log {trainer} 60"]),
-        ("each", ["srun --output=logs/%N-%t-%j.log {trainer} 60"]),
-        ("chdir", ["srun --chdir=logs --output=train.log {trainer} 60"]),
-        ("shell", ["srun {trainer} 60 >logs/train.txt 2>&1"]),
-        ("tee", ["srun {trainer} 60 2>&1 | tee logs/train.txt >/dev/null"]),
-    ],
-)
 def test_steps_are_found_wherever_the_training_writes_its_output(
-    cluster: Cluster, aggregator: Aggregator, name: str, lines: list[str]
+    cluster: Cluster, aggregator: Aggregator
 ) -> None:
-    folder = cluster.folder(f"output-{name}", USER)
+    folder = cluster.folder("output", USER)
     (folder / "logs").mkdir()
     shutil.chown(folder / "logs", USER)
+    outputs = {
+        "srun": "srun --output=%x-%j.log {trainer}",
+        "each": "srun --output=logs/%N-%t-%j.log {trainer}",
+        "chdir": "srun --chdir=logs --output=train.log {trainer}",
+        "shell": "srun {trainer} >logs/train.txt 2>&1",
+        "tee": "srun {trainer} 2>&1 | tee logs/teed.txt >/dev/null",
+    }
     job = cluster.submit(
         folder,
         "--nodes=2 --ntasks-per-node=2 --job-name=own",
@@ -242,40 +239,34 @@ def test_steps_are_found_wherever_the_training_writes_its_output(
         # A file is found only while a process writes to it, so the agents must run by then.
         f"spools={cluster.directory}/spools/perfd-$SLURM_JOB_ID",
         "until [ $(ls $spools-*/spool.sqlite 2>/dev/null | wc -l) = 2 ]; do sleep 0.1; done",
-        *(line.format(trainer=cluster.trainer) for line in lines),
-        "while [ ! -e go ]; do sleep 0.1; done",
+        *one_after_another(cluster, outputs),
         f"{cluster.sidecar} stop 0",
         user=USER,
     )
-    until(lambda: steps_of(aggregator, job) == 60, "the steps at the cluster's aggregator")
-    (folder / "go").touch()
+    until_each_is_found(aggregator, job, folder, outputs)
     until(lambda: cluster.ended(job), "the end of the job")
     assert "iteration" not in output(folder)
     status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
-    assert [(seen["name"], seen["steps"]["count"]) for seen in status["jobs"]] == [(job, 60)]
+    assert [(seen["name"], seen["steps"]["count"]) for seen in status["jobs"]] == [(job, 300)]
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        # Each rank has its own file open.
-        ("ranks", "srun --output=%t-%j.log {trainer} 60"),
-        # srun writes the only file, on the node on which salloc runs the shell.
-        ("shared", "srun --output=train-%j.log {trainer} 60"),
-        ("tee", "srun {trainer} 60 | tee train.log"),
-    ],
-)
 def test_steps_are_found_in_an_interactive_allocation(
-    cluster: Cluster, directory: Path, aggregator: Aggregator, name: str, line: str
+    cluster: Cluster, directory: Path, aggregator: Aggregator
 ) -> None:
-    folder = cluster.folder(f"salloc-{name}", USER)
+    folder = cluster.folder("salloc", USER)
+    outputs = {
+        # Each rank has its own file open.
+        "ranks": "srun --output=%t-%j.log {trainer} >/dev/null",
+        # srun writes the only file, on the node on which salloc runs the shell.
+        "shared": "srun --output=train-%j.log {trainer} >/dev/null",
+        "tee": "srun {trainer} | tee train.log >/dev/null",
+    }
     shell = folder / "shell.sh"
     lines = (
         "#!/bin/bash",
         "echo $SLURM_JOB_ID >number",
         "while [ ! -e begin ]; do sleep 0.1; done",
-        f"{line.format(trainer=cluster.trainer)} >/dev/null",
-        "while [ ! -e go ]; do sleep 0.1; done",
+        *one_after_another(cluster, outputs),
         "",
     )
     shell.write_text("\n".join(lines))
@@ -309,8 +300,7 @@ def test_steps_are_found_in_an_interactive_allocation(
         spools = f"*/{job}/perfd/*/spool.sqlite"
         until(lambda: len(list((directory / "jobs").glob(spools))) == 2, "the agents of both nodes")
         (folder / "begin").touch()
-        until(lambda: steps_of(aggregator, job) == 60, "the steps at the cluster's aggregator")
-        (folder / "go").touch()
+        until_each_is_found(aggregator, job, folder, outputs)
         assert allocation.wait(timeout=90) == 0
     finally:
         allocation.kill()
@@ -637,6 +627,24 @@ def steps_of(aggregator: Aggregator, job: str) -> int | None:
     """The last step that the cluster's aggregator knows of a job."""
     overview = aggregator.overview(job) if job in aggregator.jobs() else []
     return overview[0]["steps"]["last"] if overview else None
+
+
+def one_after_another(cluster: Cluster, outputs: Mapping[str, str]) -> list[str]:
+    """Lines by which one job writes 60 steps, 6 s, to each output in turn, and waits until they are known."""
+    return [
+        line.format(trainer=f"{cluster.trainer} 60 0.1 {60 * number}")
+        + f"; while [ ! -e go-{name} ]; do sleep 0.1; done"
+        for number, (name, line) in enumerate(outputs.items())
+    ]
+
+
+def until_each_is_found(aggregator: Aggregator, job: str, folder: Path, outputs: Mapping[str, str]) -> None:
+    for number, name in enumerate(outputs, 1):
+        until(
+            lambda steps=60 * number: steps_of(aggregator, job) == steps,  # type: ignore[misc]
+            f"the steps of {name} at the cluster's aggregator",
+        )
+        (folder / f"go-{name}").touch()
 
 
 def reports_phase(aggregator: Aggregator, job: str, phase: str) -> bool:
