@@ -13,6 +13,7 @@ from benchmarks.faults.score import Case
 from benchmarks.faults.simulated import LEAST_COST
 from benchmarks.faults.timelines import Evidence, Timeline, job_of, read_timeline
 from benchmarks.gpu.fault_runs import baselines_of, case_of, cost_ratio_of, judge_again
+from benchmarks.without_rules import WITHOUT_RULES
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
@@ -33,7 +34,7 @@ def recorded_cases() -> list[Case]:
     cases = []
     for name, truth in RECORDINGS.items():
         begun = time.perf_counter()
-        (summary,) = replay(ReplayOptions(recording=bundled(name))).summaries
+        (summary,) = replay(ReplayOptions(recording=bundled(name), config=WITHOUT_RULES)).summaries
         cases.append(_case(name, truth, summary, time.perf_counter() - begun))
     return cases
 

@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.baselines import RULES
+from benchmarks.without_rules import WITHOUT_RULES
 from perfd.analysis.diagnosis import to_json
 from perfd.session.replay_session import ReplayOptions, replay
 from tests.support.services import free_port
@@ -156,7 +157,8 @@ def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
 def judge_again(folder: Path) -> Outcome:
     """What today's perfd says of a run that was recorded, from its records."""
     case = case_of(folder)
-    (summary,) = replay(ReplayOptions(recording=folder / "recording", allow_missing=True)).summaries
+    options = ReplayOptions(recording=folder / "recording", allow_missing=True, config=WITHOUT_RULES)
+    (summary,) = replay(options).summaries
     return _outcome(case, folder, [], to_json([summary]))
 
 

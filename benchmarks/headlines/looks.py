@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from benchmarks.headlines.truth import Phase, Truth
+from benchmarks.without_rules import WITHOUT_RULES
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Finding, Kind
 from perfd.clock import ROUND_AFTER, SEND_AFTER
@@ -224,7 +225,7 @@ def watch(recording: Path, name: str, truth: Truth | None, *, tick_s: float = LI
                 looks.append(_look(at_s, progress.start_unix_s, summary))
 
     begun_s = time.perf_counter()
-    options = ReplayOptions(recording=recording, tick_s=tick_s, allow_missing=True)
+    options = ReplayOptions(recording=recording, tick_s=tick_s, allow_missing=True, config=WITHOUT_RULES)
     result = replay(options, on_progress=look)
     start_unix_s = looks[-1].unix_s - looks[-1].at_s if looks else 0.0
     ends = [_look(result.played_s, start_unix_s, summary) for summary in result.summaries]
