@@ -37,16 +37,18 @@ demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow ran
 PROCESSES := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n < 8 ? n : 8)))
 IN_PARALLEL := -n $(PROCESSES) --dist worksteal
 
+# ALL=system: those against real services too, as in CI; one session collects the tests once in each of its processes.
 test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones (ALL=1: with them)
 ifdef ALL
-	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile -m "not system"
+	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile \
+	  $(if $(filter system,$(ALL)),,-m "not system")
 else
 	@echo "About 12,000 tests, 5 minutes of processor time. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
 endif
 
 # Tests of a file share recordings and services, and run in one process (tests/conftest.py). Property tests run again,
-# with all their cases: `make test` generates a quarter of them. `make test ALL=1`, as in CI, runs each test of both once.
+# with all their cases: `make test` generates a quarter of them. `make test ALL=1` runs each test of both once.
 test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services, and property tests with all cases
 	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 8 --dist loadfile \
 	  -m "(slow or hypothesis) and not system"
