@@ -23,7 +23,8 @@ from perfd.clock import SystemClock
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
 PYTHON = os.environ.get("PERFD_TORCH_PYTHON", "")
-PROCESSES = 14
+PROCESSES = 12
+"""More than the ten datagrams that Linux queues on a socket (net.unix.max_dgram_qlen)."""
 _JOB = """
 import time, torch
 torch.set_num_threads(1)
@@ -53,7 +54,7 @@ def node(tmp_path):
     not PYTHON and not os.environ.get("CI"),
     reason="PERFD_TORCH_PYTHON does not name an interpreter with PyTorch",
 )
-def test_fourteen_processes_that_start_at_once_are_all_traced(node, monkeypatch):
+def test_twelve_processes_that_start_at_once_are_all_traced(node, monkeypatch):
     assert PYTHON, "PERFD_TORCH_PYTHON must name an interpreter with PyTorch; .ci/run makes one"
     monkeypatch.setattr("capture.conftest.PATIENCE_S", 120)
     with tempfile.TemporaryDirectory() as sockets:

@@ -29,6 +29,7 @@ pytestmark = [
 NODES = {"n1", "n2", "n3", "n4"}
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 FOUR_NODES = "--nodes=4 --ntasks-per-node=2 --gpus-per-node=8"
+TWO_NODES = "--nodes=2 --nodelist=n1,n2 --ntasks-per-node={} --gpus-per-node=8"
 
 
 @pytest.fixture(autouse=True)
@@ -77,12 +78,12 @@ def test_two_lines_in_a_batch_script_show_every_node_and_step(cluster: Cluster) 
 def test_scancel_ends_sidecar_and_aggregator(cluster: Cluster) -> None:
     folder = cluster.folder("cancelled", USER)
     job = cluster.submit(
-        folder, FOUR_NODES, f"{cluster.sidecar} start", f"srun {cluster.trainer} 3000", user=USER
+        folder, TWO_NODES.format(2), f"{cluster.sidecar} start", f"srun {cluster.trainer} 3000", user=USER
     )
     until(lambda: "iteration" in output(folder), "the first step")
-    until(lambda: len(agents_of_sidecar(cluster, job)) == len(NODES), "four agents")
+    until(lambda: len(agents_of_sidecar(cluster, job)) == 2, "two agents")
     spools = [f"{path.stat().st_mode & 0o777:o} {path.owner()}" for path in spools_of(cluster, job)]
-    assert spools == [f"700 {USER}"] * len(NODES)
+    assert spools == [f"700 {USER}"] * 2
     cluster("scancel", job)
     until(lambda: cluster.ended(job), "the end of the job")
     until(lambda: left_over(cluster, job) == [], "the end of all that belonged to it")
@@ -367,14 +368,15 @@ def test_prolog_starts_an_agent_on_each_node_and_epilog_leaves_nothing(
     (folder / "python").chmod(0o755)
     job = cluster.submit(
         folder,
-        FOUR_NODES,
+        TWO_NODES.format(2),
         "srun env >environ",
         f"srun {cluster.trainer} 3",
         "srun ./python & while [ ! -e go ]; do sleep 0.1; done; kill $!",
         user=USER,
     )
-    until(lambda: agents_of_prolog(directory, job) == len(NODES), "four agents")
-    until(lambda: nodes_of(aggregator) >= NODES, "their streams")
+    nodes = {"n1", "n2"}
+    until(lambda: agents_of_prolog(directory, job) == len(nodes), "two agents")
+    until(lambda: nodes_of(aggregator) >= nodes, "their streams")
     until(lambda: steps_of(aggregator, job) == 3, "the steps of the batch script's output")
     until(lambda: reports_phase(aggregator, job, "rehearsal"), "what the hook measures in the user's loop")
     (folder / "go").touch()
@@ -385,7 +387,7 @@ def test_prolog_starts_an_agent_on_each_node_and_epilog_leaves_nothing(
     environ = (folder / "environ").read_text()
     assert f"NCCL_PROFILER_PLUGIN={directory}/etc/plugin.so\n" in environ
     assert "KINETO_USE_DAEMON=1\n" in environ
-    for node in NODES:
+    for node in nodes:
         # The batch script of n1 hands its environment to the tasks of all.
         assert f"PERFD_HOOK_SOCKET={directory}/run/{node}-{job}.sock\n" in environ
 
@@ -524,9 +526,9 @@ def test_ranks_are_captured_over_srun_without_agents(cluster: Cluster) -> None:
     (folder / "python").chmod(0o755)
     job = cluster.submit(
         folder,
-        FOUR_NODES,
+        TWO_NODES.format(4),
         # Ranks 6 and 7 are no Python at all.
-        "srun bash -c '[ $SLURM_NODEID = 3 ] && exec sleep 1000; ./python; exit 1' &",
+        "srun bash -c '[ $SLURM_PROCID -ge 6 ] && exec sleep 1000; ./python; exit 1' &",
         "while [ ! -e go ]; do sleep 0.1; done",
         f"{cluster.perfd} capture --slurm $SLURM_JOB_ID --json >all.json",
         f"{cluster.perfd} capture --slurm $SLURM_JOB_ID --ranks 1,4,99 --json >some.json",
@@ -538,7 +540,7 @@ def test_ranks_are_captured_over_srun_without_agents(cluster: Cluster) -> None:
     until(lambda: cluster.ended(job), "the end of the job")
     everyone = capture_of(folder / "all.json")
     assert {(rank["rank"], rank["node"], rank["state"]) for rank in everyone["ranks"]} == {
-        (rank, f"n{rank // 2 + 1}", "done" if rank < 6 else "failed") for rank in range(8)
+        (rank, f"n{rank // 4 + 1}", "done" if rank < 6 else "failed") for rank in range(8)
     }
     assert all("py-spy dump failed" in rank["reason"] for rank in everyone["ranks"] if rank["rank"] >= 6)
     for rank in everyone["ranks"][:6]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -94,6 +95,7 @@ def test_two_worlds_have_other_noise():
 def test_the_command_prints_every_figure_and_fails_beyond_its_bounds(capsys, monkeypatch):
     few = [scenario(Fault.OTHER_WORK, 0.3), scenario(Fault.NONE), scenario(Fault.SEQUENCES, 0.2)]
     monkeypatch.setattr(simulated, "scenarios", lambda *_, **__: few)
+    monkeypatch.setattr(simulated, "judge", cache(judge))
 
     assert main(["simulated", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
@@ -101,6 +103,7 @@ def test_the_command_prints_every_figure_and_fails_beyond_its_bounds(capsys, mon
     assert main(["simulated"]) == 0
     assert "simpler rules" in capsys.readouterr().out
 
+    few[:] = [scenario(length_s=30.0)]
     monkeypatch.setattr(judging, "blamed_by", lambda _: frozenset({0}))
     assert main(["simulated"]) == 1
     assert "1 of 1 clean runs ended with a false alarm." in capsys.readouterr().out

@@ -72,10 +72,17 @@ def mistakes(document: Document, version: str) -> list[str]:
 
 
 def core_mistakes(document: Document, version: str) -> list[str]:
+    """What Kubernetes itself says of one."""
+    return _core_mistakes(json.dumps(document, sort_keys=True), version)
+
+
+@functools.cache
+def _core_mistakes(document: str, version: str) -> list[str]:
+    """Most documents are the same whatever the values, and for each one the schemas of all are read."""
     import kubernetes_validate  # noqa: PLC0415  (as jsonschema)
 
     try:
-        kubernetes_validate.validate(document, version, strict=True)
+        kubernetes_validate.validate(json.loads(document), version, strict=True)
     except kubernetes_validate.ValidationError as error:
         return [f"{'.'.join(map(str, error.path))}: {error.message}"]
     return []
