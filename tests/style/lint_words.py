@@ -18,6 +18,7 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
@@ -103,17 +104,26 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _name_pattern(text: str) -> re.Pattern[str]:
-    return re.compile(rf"(?:^|_)(?:{text})(?=_|$)", re.IGNORECASE)
+    return re.compile(rf"(?<![^\W_])(?:{text})(?![^\W_])", re.IGNORECASE)
 
 
 def refused_names(path: str, content: str, words: WordList) -> list[RefusedWord]:
     """Every name that a Python file defines with a refused word; names that it only uses are another's."""
+    # Few files have such a word anywhere.
+    if not (rules := [rule for rule in words.names if rule.pattern.search(content)]):
+        return []
     return [
         RefusedWord(path, line, name, rule.use)
-        for line, name in sorted(set(_defined_names(ast.parse(content))))
-        for rule in words.names
+        for line, name in sorted(set(_defined_names(_tree(content))))
+        for rule in rules
         if rule.pattern.search(name)
     ]
+
+
+@lru_cache(maxsize=1)
+def _tree(content: str) -> ast.Module:
+    """A file's words are checked, and then its names."""
+    return ast.parse(content)
 
 
 def _defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -131,8 +141,12 @@ def _defined_names(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def refused_words(path: str, content: str, words: WordList) -> list[RefusedWord]:
     """Every refused word of one file, in order; `path` decides how it is read."""
     found = []
-    for passage in _passages(path, content):
-        for rule in words.rules:
+    passages = list(_passages(path, content))
+    # No pattern matches beyond a passage, and most match nowhere in a file.
+    whole = "\n\0\n".join(passage.text for passage in passages)
+    rules = [rule for rule in words.rules if rule.pattern.search(whole)]
+    for passage in passages:
+        for rule in rules:
             for match in rule.pattern.finditer(passage.text):
                 around = passage.text[max(0, match.start() - _CONTEXT) : match.end() + _CONTEXT]
                 if any(fnmatch(path, one.path) and one.pattern.search(around) for one in words.allowed):
@@ -160,12 +174,13 @@ def _passages(path: str, content: str) -> Iterator[Passage]:
 
 def _strings(content: str) -> Iterator[Passage]:
     """Strings with a space in them; others are keys and names. What an f-string inserts is `{}`."""
-    tree = ast.parse(content)
-    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-    for node in ast.walk(tree):
+    inner: set[int] = set()
+    for node in ast.walk(_tree(content)):
         if id(node) in inner:
             continue
         if isinstance(node, ast.JoinedStr):
+            # A node comes before its parts.
+            inner.update(map(id, node.values))
             text = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             text = node.value
@@ -194,6 +209,8 @@ def _comments(content: str) -> Iterator[Passage]:
 
 def _without_code(text: str) -> str:
     """The text without code blocks, code spans and addresses; lines stay where they are."""
+    if not any(mark in text for mark in ("`", "](", "perfd ")):
+        return text
     for code in (_FENCED, _CODE):
         text = code.sub(lambda found: "`" + "\n" * found[0].count("\n"), text)
     return text
