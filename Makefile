@@ -36,12 +36,14 @@ demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow ran
 # Three processes per two cores, because tests often wait; at most 8, because each imports all tests.
 PROCESSES := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n < 8 ? n : 8)))
 IN_PARALLEL := -n $(PROCESSES) --dist worksteal
+# Tests against real services wait for half of their time.
+IF_SYSTEM := $(filter system,$(ALL))
+AT_ONCE := $(if $(IF_SYSTEM),$(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 2)); echo $$((n < 8 ? n : 8))),$(PROCESSES))
 
 # ALL=system: those against real services too, as in CI; one session collects the tests once in each of its processes.
 test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones (ALL=1: with them)
 ifdef ALL
-	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(PROCESSES) --dist loadfile \
-	  $(if $(filter system,$(ALL)),,-m "not system")
+	@PERFD_ALL_EXAMPLES=1 $(BIN)/python -m pytest -q -n $(AT_ONCE) --dist loadfile $(if $(IF_SYSTEM),,-m "not system")
 else
 	@echo "About 12,000 tests, 5 minutes of processor time. Slow tests: make test-slow. Real services: make test-system."
 	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
