@@ -31,10 +31,11 @@ class Environment:
 
     def __init__(self, folder: Path, *packages: str | Path) -> None:
         self.folder = folder
-        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        # This Python's pip: to install one in each takes 4 s, and to compile all packages 8 s.
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
         if packages:
-            pip = [self.bin / "python", "-m", "pip", "install", "--quiet", *packages]
-            subprocess.run(pip, check=True)
+            pip = [sys.executable, "-m", "pip", "--python", self.bin / "python", "install", "--no-compile"]
+            subprocess.run([*pip, "--quiet", *packages], check=True)
 
     @property
     def bin(self) -> Path:
