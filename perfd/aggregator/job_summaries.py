@@ -334,6 +334,11 @@ class JobSummaries:
         """The summary with the headline of earlier rounds, until another one has lasted."""
         steps, memory = summary.steps, self._jobs[job]
         newest = None if steps.source is StepSource.NCCL else steps.last
+        with self._state.lock:
+            if (known := self._fleet.jobs.get(job)) is None:
+                return summary
+            earlier, ended_unix_s = known.attempts.earlier_faults, known.ended_unix_s
+            began_unix_s = known.attempts.began_unix_s
         moment = Moment(
             unix_s=now_unix_s,
             step=newest,
@@ -341,13 +346,10 @@ class JobSummaries:
             step_s=summary.step_time_s.median,
             newest_step=steps.last,
             newest_step_s=memory.newest_step_s,
+            began_unix_s=began_unix_s,
         )
         memory.verdict, findings = steady_verdict(memory.verdict, memory.found, moment)
         summary = replace(summary, findings=findings)
-        with self._state.lock:
-            if (known := self._fleet.jobs.get(job)) is None:
-                return summary
-            earlier, ended_unix_s = known.attempts.earlier_faults, known.ended_unix_s
         # Rounds after the end find what the last steps show.
         moment = replace(moment, unix_s=min(now_unix_s, ended_unix_s or math.inf))
         memory.faults = memory.faults or FaultHistory(earlier)

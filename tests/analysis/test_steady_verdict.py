@@ -659,3 +659,23 @@ def test_one_of_several_ranks_whose_hosts_are_late_is_not_blamed_for_all_of_it_b
 def test_what_costs_nothing_is_replaced_as_before_by_what_the_gpus_do():
     copies = Finding(kind=Kind.HOST_TRANSFER, confidence=0.6)
     assert heads([copies] * 20 + [[COMPUTE, copies]] * int(HOLD_S + 1))[-1] == COMPUTE
+
+
+@pytest.mark.parametrize(("restarted", "held"), [(False, True), (True, False)])
+def test_a_headline_is_held_where_operations_show_longer_steps_than_before(restarted: bool, held: bool):
+    """As in recording random128: ten of what were steps are micro-batches of each step."""
+    verdict, said = Verdict(), []
+    looks = [(371, 95, 0.09), (387, 95, 0.09), (36, 3, 0.9), (37, 4, 0.9)]
+    for at, (step, steady, step_s) in enumerate(looks):
+        began_unix_s = 2.0 if restarted and step < 100 else -90.0
+        now = Moment(
+            unix_s=float(at),
+            step=None,
+            steady_steps=steady,
+            step_s=step_s,
+            newest_step=step,
+            began_unix_s=began_unix_s,
+        )
+        verdict, found = steady_verdict(verdict, [UNKNOWN if at else LAUNCH], now)
+        said.append(found[0])
+    assert said == [LAUNCH] * (4 if held else 2) + [UNKNOWN] * (0 if held else 2)

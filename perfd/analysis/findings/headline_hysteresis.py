@@ -84,7 +84,7 @@ def steady_verdict(
     found only for a moment are no longer found, or another cause costs far more; otherwise once others were
     found for some steps and seconds in a row.
     """
-    if now.steady_steps and (now.newest_step or 0) >= (prior.newest.newest_step or 0):
+    if now.steady_steps and not _began_anew(prior.newest, now):
         now = replace(now, steady_steps=max(now.steady_steps, prior.steady_steps))
     prior, found = without_tentative(prior, found, now)
     if prior.settled is not None and _shows_nothing_new(prior, found[0], now):
@@ -99,6 +99,15 @@ def steady_verdict(
         was_blamed_last=prior.was_blamed_last if verdict.blamed is None else now,
     )
     return replace(verdict, newest=newest, steady_steps=now.steady_steps), findings
+
+
+def _began_anew(newest: Moment, now: Moment) -> bool:
+    """Whether the job did since the round that had the newest step.
+
+    Micro-batches that operations showed as steps are counted as the steps that they turn out to be part of.
+    """
+    recounted = newest.step is None and now.step is None and newest.began_unix_s == now.began_unix_s
+    return (now.newest_step or 0) < (newest.newest_step or 0) and not recounted
 
 
 def _shows_nothing_new(prior: Verdict, head: Finding, now: Moment) -> bool:

@@ -22,6 +22,8 @@ class Moment:
     """The newest one that is known, however late; None without steps."""
     newest_step_s: float | None = None
     """How long the newest few take."""
+    began_unix_s: float | None = None
+    """When the job started or restarted last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
