@@ -24,14 +24,17 @@ def job_of(timeline: Timeline, *, every: int = 5, late_s: float = 0.05, steps_pe
     return played(timeline, lines)
 
 
-def played(timeline: Timeline, lines: list[tuple[int, float]]) -> JobState:
-    """A job with these operations and its log's lines of a step and a time, which are taken from the list."""
+def played(timeline: Timeline, lines: list[tuple[int, float]], *, ahead_s: float = 0.0) -> JobState:
+    """A job with these operations and its log's lines of a step and a time, which are taken from the list.
+
+    Lines arrive so long before operations of their time.
+    """
     job = JobState("job", Limits(), AggregatorCounters())
     for times in timeline.records():
         sent_s = times.end_unix_ns / 1e9
         source = RecordSource(agent_id="a", node="n", sent_unix_s=sent_s, now_s=sent_s)
         job.touch(source)
-        while lines and lines[0][1] < sent_s:
+        while lines and lines[0][1] < sent_s + ahead_s:
             step, at_s = lines.pop(0)
             job.step(TrainingStep(job="job", step=step, time_unix_ns=int(at_s * 1e9)), source)
         job.steps_by(times, source)
@@ -105,18 +108,29 @@ def test_only_a_small_whole_number_says_how_many_are_one_step(steps_per_line, pe
 
 @pytest.mark.parametrize(("scattered_s", "per_step"), [(0.045, 3 * LAYERS), (0.055, 3 * LAYERS), (0.09, 3)])
 def test_lines_that_scatter_decide_only_if_their_ratio_is_sure(scattered_s: float, per_step: float) -> None:
-    """Six lines are known when the seventh comes; their mean and slope are those of the steps' ends."""
+    """Six lines decide once the operations before the last of them have come."""
     timeline = steps_of_layers(136)
-    scatter = [1, -2, 1, 1, -2, 1, 1]
+    scatter = [1, -2, 1, 1, -2, 1]
     lines = [
         (step, timeline.ends_us[step - 1] / 1e6 + scattered_s * (2 + by))
-        for step, by in zip(range(20, 146, 18), scatter, strict=True)
+        for step, by in zip(range(20, 128, 18), scatter, strict=True)
     ]
     job = played(timeline, lines)
 
     assert not lines
     assert job.operation_pace is not None
     assert job.operation_pace.per_step == pytest.approx(per_step)
+
+
+@pytest.mark.parametrize("ahead_s", [-2.0, 0.0, 1.0])
+def test_lines_decide_whether_they_arrive_before_operations_or_after(ahead_s: float) -> None:
+    timeline = steps_of_layers(120)
+    lines = [(step, timeline.ends_us[step - 1] / 1e6) for step in range(40, 100, 10)]
+    job = played(timeline, lines, ahead_s=ahead_s)
+
+    assert not lines
+    assert job.operation_pace is not None
+    assert job.operation_pace.per_step == pytest.approx(3 * LAYERS)
 
 
 def test_a_few_lines_decide_nothing():

@@ -39,6 +39,8 @@ class OperationStepRows:
         """That of the process before, until the present one has shown a step."""
         self._rows = StepRows(limit)
         self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
+        self._compared = True
+        """Whether the newest line was, with the rows until then: they may arrive before it or after it."""
         self._timed: deque[tuple[int, float]] = deque(maxlen=_LINES)
         self._as_the_log = False
         """Whether lines have shown that its steps are those of the log."""
@@ -74,6 +76,7 @@ class OperationStepRows:
         if found.anew:
             self._rows = StepRows(self._limit)
             self._lines.clear()
+            self._compared = True
             self._as_the_log, self._of_log, self._recounted = False, 1, False
         if self._of_log > 1:
             found = replace(found, rows=[_of_several(row, self._of_log) for row in found.rows])
@@ -83,6 +86,8 @@ class OperationStepRows:
             found = FoundSteps([*before, *found.rows], anew=True)
         for row in found.rows:
             self._rows.put(row, sent_unix_s)
+        if found.rows:
+            self._compare()
         return found
 
     def _rows_before(self, job: str) -> list[TrainingStep]:
@@ -112,9 +117,21 @@ class OperationStepRows:
         if self._lines and step <= self._lines[-1][0]:
             if step < self._lines[-1][0]:
                 self._lines.clear()
+                self._compared = True
             return
         self._lines.append((step, unix_s))
-        together = self._together() if len(self._lines) >= _FEWEST_LINES else None
+        self._compared = False
+        self._compare()
+
+    def _compare(self) -> None:
+        """Compare what lines and operations count, once these are known until the newest line."""
+        if self._compared:
+            return
+        table = self._rows.table()
+        if not len(table) or table.time_unix_s[-1] < self._lines[-1][1]:
+            return
+        self._compared = True
+        together = self._together(table) if len(self._lines) >= _FEWEST_LINES else None
         if together == 1:
             self._as_the_log = True
             self._found.settle()
@@ -133,9 +150,8 @@ class OperationStepRows:
         self._timed.append((step, unix_s))
         self._found.lines = tuple(self._timed)
 
-    def _together(self) -> float | None:
-        """How many steps by operations are one of the log's, or which part of one is; None if not certain."""
-        found = self._rows.table()
+    def _together(self, found: StepTable) -> float | None:
+        """How many of the found steps are one of the log's, or which part of one is; None if not certain."""
         if len(found) < 2:
             return None
         step, unix_s = np.array(self._lines).T
