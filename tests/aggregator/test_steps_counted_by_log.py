@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from aggregator.test_exact_steps import FSDP, MB, Op, Timeline
 
@@ -60,6 +61,26 @@ def test_layers_of_one_size_are_no_steps_where_the_log_counts_otherwise():
     assert all(round(end_s * 1e6) in ends for end_s in table.time_unix_s.tolist())
     assert job.operation_pace is not None
     assert job.operation_pace.per_step == pytest.approx(3 * LAYERS)
+
+
+def test_steps_before_the_log_counts_otherwise_are_known_back_to_the_first():
+    timeline = steps_of_layers(120)
+    table = job_of(timeline).step_table()
+    true_s = np.diff(timeline.ends_us) / 1e6
+    assert table.step.tolist() == list(range(int(table.step[0]), int(table.step[-1]) + 1))
+    assert table.step[0] <= 4
+    assert table.step_time_s == pytest.approx(true_s[table.step - 2], rel=0.02)
+
+
+def test_steps_before_something_else_stay_unknown_where_the_log_counts_otherwise():
+    timeline = steps_of_layers(13)
+    timeline.step([[Op("AllReduce", 64 * MB, 5_000)]])
+    timeline.ends_us.pop()
+    for _ in range(120):
+        timeline.step([LAYER] * LAYERS, pause_us=FORWARD_US)
+    table = job_of(timeline).step_table()
+    assert 13 < table.step[0] < 20
+    assert table.step_time_s == pytest.approx(0.2025, rel=0.02)
 
 
 def test_steps_that_the_log_counts_as_operations_do_stay():

@@ -48,6 +48,8 @@ class OperationStepRows:
         """Steps of the log in one by operations."""
         self._recounted = False
         """Whether the rows so far count otherwise since."""
+        self._joined = 1
+        """How many of the rows so far lines have shown to be one step."""
 
     @property
     def pace(self) -> OperationPace | None:
@@ -74,6 +76,9 @@ class OperationStepRows:
 
     def _taken(self, found: FoundSteps, sent_unix_s: float) -> FoundSteps:
         if found.anew:
+            if found.rows and self._joined > 1:
+                found = replace(found, rows=[*self._rows_joined(found.rows[0]), *found.rows])
+            self._joined = 1
             self._rows = StepRows(self._limit)
             self._lines.clear()
             self._compared = True
@@ -108,6 +113,31 @@ class OperationStepRows:
             for step, at_s, took_s, covered in zip(*(one.tolist() for one in columns), strict=True)
         ]
 
+    def _rows_joined(self, first: TrainingStep) -> list[TrainingStep]:
+        """What rows show of whole steps before the first one that is known, back to an unclear one."""
+        table, joined = self._rows.table(), []
+        covered = table.steps_covered
+        # Rows of several steps as one for each of them, of the mean time.
+        after = np.concatenate([np.arange(one)[::-1] for one in covered])
+        each_s, number = np.repeat(table.step_time_s, covered), np.repeat(table.step, covered) - after
+        end_s = np.repeat(table.time_unix_s, covered) - after * np.nan_to_num(each_s)
+        # In a longer row something else came between, such as an evaluation.
+        each_s[np.repeat(covered, covered) > self._joined] = np.nan
+        begin_s = (first.time_unix_ns or 0) / 1e9 - (first.step_time_s or 0.0) * first.steps_covered
+        # That is when the step before ended, besides a pause.
+        end = int(np.searchsorted(end_s, begin_s + float(median(each_s[-_NEWEST_ROWS:])) / 2))
+        step = first.step - first.steps_covered
+        while step > 0 and (begin := end - self._joined) >= 0:
+            took_s = float(each_s[begin:end].sum())
+            if math.isnan(took_s) or number[end - 1] - number[begin] != self._joined - 1:
+                break
+            time_unix_ns = round(float(end_s[end - 1]) * 1e9)
+            joined.append(
+                TrainingStep(job=first.job, step=step, time_unix_ns=time_unix_ns, step_time_s=took_s)
+            )
+            end, step = begin, step - 1
+        return joined[::-1]
+
     def line(self, step: int, unix_s: float) -> None:
         """Add a line of the log that has a step and no time: it may count what operations show otherwise.
 
@@ -137,7 +167,8 @@ class OperationStepRows:
             self._found.settle()
         elif together is not None and together > 1:
             self._lines.clear()
-            self._found.take_together(round(together))
+            self._joined = round(together)
+            self._found.take_together(self._joined)
         elif together is not None:
             self._lines.clear()
             self._of_log = round(1 / together)
