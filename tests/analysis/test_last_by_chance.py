@@ -185,8 +185,12 @@ def test_of_a_rank_that_is_late_by_little_more_than_it_scatters_one_look_is_too_
         description=description(world_size=2, dp=2),
         collectives=[gradients(lagging, buckets=1, operations_per_s=1 / STEP_S)],
         nccl=[NcclTime(rank=rank, busy_s=2.5, span_s=10.0, lost_operations=0) for rank in range(2)],
+        gpu=gpu_table(table, {"busy_ratio": [0.6, 0.6]}, per_step=1),
         now_unix_s=float(table.time_unix_s[-1]),
     )
-    head = summary(data).bottleneck
-    assert head.kind is Kind.STRAGGLER
-    assert head.tentative is tentative
+    found = summary(data)
+    assert found.bottleneck.kind is Kind.STRAGGLER
+    assert found.bottleneck.tentative is tentative
+    # Nor is its GPU left out of what limits the job otherwise.
+    idle = next(one for one in found.findings if one.kind is Kind.HOST_BOUND)
+    assert idle.evidence[0].startswith("GPUs" if tentative else "The other GPUs")

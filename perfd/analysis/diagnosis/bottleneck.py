@@ -58,8 +58,10 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     mixed = bool(facts.shared.doubled)
     if straggler is not None and (mixed or last_by_chance(facts, straggler, starved)):
         straggler = None
-    slow = set(straggler.concerned_ranks) if straggler and straggler.culprits else set()
-    left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
+    # Beside one that the next round may not find, shares are those of all ranks.
+    known = straggler if straggler is not None and not straggler.tentative else None
+    slow = set(known.concerned_ranks) if known and known.culprits else set()
+    left = 1 - ((known.gain_ratio if known else None) or 0.0)
     of_time: tuple[_Judge, ...] = (
         judge_tensor_groups,
         judge_sequences,
