@@ -223,3 +223,14 @@ def test_a_rank_that_becomes_slow_long_after_steps_became_longer_is_not_blamed_f
 
 def test_what_the_job_is_set_up_to_lose_may_be_why_its_steps_are_longer():
     assert not seen([UNKNOWN] * 10 + [longer()] * 10 + [BUBBLE] * 20)
+
+
+def test_a_fault_during_which_steps_are_counted_otherwise_has_its_last_step():
+    """As in recording pair111, whose operations prove to be thirteen micro-batches of a step."""
+    history = FaultHistory()
+    for at_s, step in enumerate([183, 190, 197, 15, 16, 16, 17, 17]):
+        moment = Moment(unix_s=BEGAN_UNIX_S + at_s, step=None, steady_steps=20, newest_step=step)
+        history.take([slow(1)], moment)
+    (fault,) = history.periods
+    assert (fault.first_step, fault.last_step) == (None, 17)
+    assert fault.period.endswith(", until step 17")

@@ -52,7 +52,7 @@ class FaultPeriod:
     lasts: bool = False
     """Whether the newest rounds find it."""
     first_step: int | None = None
-    """None before any is known."""
+    """None before any is known, and where steps were counted otherwise then."""
     last_step: int | None = None
     gain_ratio: float | None = None
     """The share of a step that it cost, the mean over the time that it was found; None if unknown."""
@@ -95,10 +95,10 @@ class FaultPeriod:
 
     @property
     def _steps(self) -> str:
-        known = [one for one in (self.first_step, self.last_step) if one is not None]
-        if not known:
-            return ""
-        return f", step {known[0]}" if known[0] == known[-1] else f", steps {known[0]} to {known[-1]}"
+        first, last = self.first_step, self.last_step
+        if first is None:
+            return "" if last is None else f", until step {last}"
+        return f", step {first}" if last in {first, None} else f", steps {first} to {last}"
 
 
 @dataclass(slots=True)
@@ -275,12 +275,15 @@ def _note(known: _Open, finding: Finding, now: Moment, passed_s: float) -> None:
             evidence=tuple(finding.evidence),
             advice=finding.advice,
         )
+    last_step = now.newest_step if now.newest_step is not None else before.last_step
+    counted_otherwise = (last_step or 0) < (before.first_step or 0)
     known.period = replace(
         before,
         kind=max(known.of_kind_s, key=lambda kind: known.of_kind_s[kind]),
         seen_unix_s=max(before.seen_unix_s, now.unix_s),
         lasts=True,
-        last_step=now.newest_step if now.newest_step is not None else before.last_step,
+        first_step=None if counted_otherwise else before.first_step,
+        last_step=last_step,
         gain_ratio=ratio,
         lost_s=lost_s,
     )
