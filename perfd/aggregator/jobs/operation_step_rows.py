@@ -118,7 +118,7 @@ class OperationStepRows:
         table, joined = self._rows.table(), []
         covered = table.steps_covered
         # Rows of several steps as one for each of them, of the mean time.
-        after = np.concatenate([np.arange(one)[::-1] for one in covered])
+        after = np.repeat(covered.cumsum(), covered) - np.arange(covered.sum()) - 1
         each_s, number = np.repeat(table.step_time_s, covered), np.repeat(table.step, covered) - after
         end_s = np.repeat(table.time_unix_s, covered) - after * np.nan_to_num(each_s)
         # In a longer row something else came between, such as an evaluation.
