@@ -43,7 +43,7 @@ from perfd.analysis.hang import without_steps
 from perfd.analysis.steps import StepTimeChange, newest_step_s, step_time_change
 from perfd.clock import Clock
 from perfd.config import AnalysisConfig
-from perfd.model import Alert, StepSource
+from perfd.model import Alert, StepDoubt, StepSource
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
@@ -318,7 +318,8 @@ class JobSummaries:
                 return memory.change[1]
             within = live.data.within_lines
             steps, events = job.step_table() if within is None else within.steps, tuple(job.events)
-        change = step_time_change(steps, events)
+        parts = live.data.step_doubt is StepDoubt.MICRO_BATCHES
+        change = step_time_change(steps, events, may_be_parts=parts)
         memory.change = live.key, change
         return change
 

@@ -129,6 +129,18 @@ def test_short_steps_need_to_be_longer_for_two_seconds_in_all():
     assert found.growth_ratio == pytest.approx(0.2, abs=0.02)
 
 
+def test_parts_of_steps_that_are_longer_within_each_step_are_no_growth_of_steps():
+    """As in recordings pair111 and pair115, where 13 and 45 micro-batches are a step."""
+    parts = [*[0.045] * 50, *[0.055] * 50] * 8
+    ends = range(400, len(parts), 10)
+    as_steps = [step_time_change(step_table(parts[:end]), ()).growth_ratio for end in ends]
+    as_parts = [step_time_change(step_table(parts[:end]), (), may_be_parts=True).growth_ratio for end in ends]
+    assert max(as_steps) == pytest.approx(0.22, abs=0.01)
+    assert set(as_parts) == {0.0}
+    lasting = step_table([*parts, *[0.065] * 50])
+    assert step_time_change(lasting, (), may_be_parts=True).growth_ratio > 0.25
+
+
 def test_a_line_over_five_steps_takes_as_long_as_these():
     lines = step_table([time_s / 3 for time_s in [*YOUNG, 1.3, 1.3]])
     assert step_time_change(lines, ()) is None
