@@ -640,12 +640,13 @@ def one_after_another(cluster: Cluster, outputs: Mapping[str, str]) -> list[str]
     ]
 
 
+def until_steps(aggregator: Aggregator, job: str, steps: int, what: str) -> None:
+    until(lambda: steps_of(aggregator, job) == steps, what)
+
+
 def until_each_is_found(aggregator: Aggregator, job: str, folder: Path, outputs: Mapping[str, str]) -> None:
     for number, name in enumerate(outputs, 1):
-        until(
-            lambda steps=60 * number: steps_of(aggregator, job) == steps,  # type: ignore[misc]
-            f"the steps of {name} at the cluster's aggregator",
-        )
+        until_steps(aggregator, job, 60 * number, f"the steps of {name} at the cluster's aggregator")
         (folder / f"go-{name}").touch()
 
 

@@ -39,8 +39,8 @@ class OperationStepRows:
         """That of the process before, until the present one has shown a step."""
         self._rows = StepRows(limit)
         self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
-        self._compared = True
-        """Whether the newest line was, with the rows until then: they may arrive before it or after it."""
+        self._compared: tuple[int, float] | None = None
+        """The newest line that was compared with the rows until then, which may arrive before or after it."""
         self._timed: deque[tuple[int, float]] = deque(maxlen=_LINES)
         self._as_the_log = False
         """Whether lines have shown that its steps are those of the log."""
@@ -81,7 +81,6 @@ class OperationStepRows:
             self._joined = 1
             self._rows = StepRows(self._limit)
             self._lines.clear()
-            self._compared = True
             self._as_the_log, self._of_log, self._recounted = False, 1, False
         if self._of_log > 1:
             found = replace(found, rows=[_of_several(row, self._of_log) for row in found.rows])
@@ -147,20 +146,18 @@ class OperationStepRows:
         if self._lines and step <= self._lines[-1][0]:
             if step < self._lines[-1][0]:
                 self._lines.clear()
-                self._compared = True
             return
         self._lines.append((step, unix_s))
-        self._compared = False
         self._compare()
 
     def _compare(self) -> None:
         """Compare what lines and operations count, once these are known until the newest line."""
-        if self._compared:
+        if not self._lines or self._lines[-1] == self._compared:
             return
         table = self._rows.table()
         if not len(table) or table.time_unix_s[-1] < self._lines[-1][1]:
             return
-        self._compared = True
+        self._compared = self._lines[-1]
         together = self._together(table) if len(self._lines) >= _FEWEST_LINES else None
         if together == 1:
             self._as_the_log = True
