@@ -230,7 +230,10 @@ def test_a_fault_during_which_steps_are_counted_otherwise_has_its_last_step():
     history = FaultHistory()
     for at_s, step in enumerate([183, 190, 197, 15, 16, 16, 17, 17]):
         moment = Moment(unix_s=BEGAN_UNIX_S + at_s, step=None, steady_steps=20, newest_step=step)
-        history.take([slow(1)], moment)
+        dear = step > 100
+        since = f"Steps are longer since step {183 if dear else 14}."
+        history.take([replace(slow(1, gain_ratio=0.4 if dear else 0.2), evidence=(since,))], moment)
     (fault,) = history.periods
     assert (fault.first_step, fault.last_step) == (None, 17)
+    assert fault.evidence == ("Steps are longer since step 14.",)
     assert fault.period.endswith(", until step 17")

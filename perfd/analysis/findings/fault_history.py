@@ -267,6 +267,11 @@ def _note(known: _Open, finding: Finding, now: Moment, passed_s: float) -> None:
         lost_s = (lost_s or 0.0) + gain * passed_s
         known.costly_s += passed_s
         ratio = lost_s / known.costly_s if known.costly_s else gain
+    last_step = now.newest_step if now.newest_step is not None else before.last_step
+    counted_otherwise = (last_step or 0) < (before.first_step or 0)
+    if counted_otherwise:
+        # Steps in what was found before are those of the other count.
+        known.most_ratio = 0.0
     if (_cost(finding) or 0.0) > known.most_ratio:
         known.most_ratio = _cost(finding) or 0.0
         before = replace(
@@ -275,8 +280,6 @@ def _note(known: _Open, finding: Finding, now: Moment, passed_s: float) -> None:
             evidence=tuple(finding.evidence),
             advice=finding.advice,
         )
-    last_step = now.newest_step if now.newest_step is not None else before.last_step
-    counted_otherwise = (last_step or 0) < (before.first_step or 0)
     known.period = replace(
         before,
         kind=max(known.of_kind_s, key=lambda kind: known.of_kind_s[kind]),
