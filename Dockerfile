@@ -17,8 +17,11 @@ WORKDIR /source
 # What perfd needs comes first, by hash: a change of perfd's own code leaves this layer alone.
 COPY deploy/image/ deploy/image/
 ARG REQUIREMENTS=requirements.txt
-RUN python3 -m venv /opt/perfd && python3 -m venv /opt/build \
- && /opt/perfd/bin/python -m pip install --require-hashes -r deploy/image/$REQUIREMENTS \
+RUN python3 -m venv /opt/build \
+ && /opt/build/bin/python -m pip install --require-hashes -r deploy/image/requirements-pip.txt \
+ && python3 -m venv --without-pip /opt/perfd \
+ && /opt/build/bin/python -m pip --python /opt/perfd/bin/python install --require-hashes \
+      -r deploy/image/$REQUIREMENTS \
  && /opt/build/bin/python -m pip install --require-hashes -r deploy/image/requirements-build.txt \
       -r deploy/image/requirements-sbom.txt
 COPY . .
@@ -27,10 +30,9 @@ COPY . .
 # Tests of libraries are of no use here. The list of what is installed is made before code is compiled, which nobody can
 # write later.
 RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
- && /opt/perfd/bin/python -m pip install --no-deps --no-index /wheels/*.whl \
+ && /opt/build/bin/python -m pip --python /opt/perfd/bin/python install --no-deps --no-index /wheels/*.whl \
  && gcc -std=c11 -D_GNU_SOURCE -O2 -static -s -o /opt/perfd/lib/perfd-relay deploy/image/relay/relay.c \
  && ln -s "$(ls /opt/perfd/lib/python3*/site-packages/perfd_collectors/nccl/libnccl-profiler-perfd.so)" /opt/perfd/lib/ \
- && /opt/perfd/bin/python -m pip uninstall -y pip setuptools \
  && find /opt/perfd/lib -depth -type d \( -name tests -o -name __pycache__ \) -exec rm -r {} + \
  && /opt/build/bin/cyclonedx-py environment --output-reproducible --output-file /opt/perfd/lib/sbom.cdx.json \
       --mc-type application --pyproject pyproject.toml /opt/perfd/bin/python \

@@ -16,18 +16,28 @@ LOCKED  := $(INSTALL) --require-hashes
 PERFD   := $(INSTALL) --no-deps --no-build-isolation --editable .
 
 # The environment is made again when the dependencies change.
-$(VENV)/.installed: pyproject.toml deploy/image/requirements.txt deploy/image/requirements-build.txt
+PINS := pyproject.toml deploy/image/requirements.txt deploy/image/requirements-build.txt
+
+# What Python and Debian bring for this is years old: it takes twice as long, because it compares each wheel that
+# there is with hundreds of tags.
+$(VENV)/.pip: deploy/image/requirements-pip.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "perfd needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || \
 	  { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python $(LOCKED) -r deploy/image/requirements-pip.txt
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.pip $(PINS)
 	@$(BIN)/python $(LOCKED) -r deploy/image/requirements.txt -r deploy/image/requirements-build.txt
 	@$(BIN)/python $(PERFD)
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed deploy/lock/development.txt
+# It has all that the other has, in versions that suit the tools.
+$(VENV)/.installed-dev: $(VENV)/.pip $(PINS) deploy/lock/development.txt
 	@$(BIN)/python $(LOCKED) -r deploy/lock/development.txt
-	@touch $@
+	@$(BIN)/python $(PERFD)
+	@touch $(VENV)/.installed $@
 
 demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow rank through the whole system
 	@$(BIN)/perfd demo

@@ -51,6 +51,7 @@ LOCKS = (
         project=True,
         extras=("remote-write", "otlp", "nats", "s3", "postgres"),
     ),
+    Lock(path="deploy/image/requirements-pip.txt", groups=("pip",)),
     Lock(path="deploy/image/requirements-build.txt", groups=("build",)),
     Lock(path="deploy/image/requirements-sbom.txt", groups=("sbom",)),
     DEVELOPMENT,
