@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from perfd.records import dataclass
 
 GPUS_PER_SECOND = 1024
 """Whose numbers are made in a second at most, in a fleet of any size."""

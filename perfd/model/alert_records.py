@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from perfd.model.job_origin import JOB_LABEL
+from perfd.records import dataclass
 
 
 class AlertState(StrEnum):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
+
+from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

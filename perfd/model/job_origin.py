@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from perfd.records import dataclass
 
 _MOST_NODES = 16_384
 """Most nodes in one list, so that a hostile range is not expanded."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from perfd.model.job_description import ParallelLayout
+from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from perfd.records import dataclass
 
 _LEAST_BYTES = 500
 """A smaller answer is one packet in any case."""

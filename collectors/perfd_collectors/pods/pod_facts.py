@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 import msgspec
 
 from perfd.model import JobOutcome
+from perfd.records import dataclass
 
 
 class _Owner(msgspec.Struct, rename="camel"):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from perfd.records import dataclass
 
 _MAX_WAITING = 1024
 """Lines without a step, or bars without a line, that wait for each other; bounds memory."""

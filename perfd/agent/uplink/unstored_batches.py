@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from perfd.records import dataclass
 
 _AGAIN_AFTER_S = 30.0
 """From the publication of a batch to the next, where a later one of its subject is stored: readers store in

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -14,6 +13,7 @@ from perfd.aggregator.operations.growable_arrays import chosen, roomier
 from perfd.aggregator.operations.kernel_time_shares import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource
+from perfd.records import dataclass
 
 _FIRST_ROOM = 32
 """Operations of a new buffer, which doubles when it is full."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from perfd.aggregator.limits import Limits
+from perfd.records import dataclass
 
 
 class BatchVerdict(Enum):

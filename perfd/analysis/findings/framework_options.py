@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
 import msgspec.toml
+
+from perfd.records import dataclass
 
 
 class OptionsOf(StrEnum):

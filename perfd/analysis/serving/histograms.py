@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

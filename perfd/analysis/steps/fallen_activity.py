@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ from perfd.analysis.data.job_data import Floats, GpuTable, Ints, JobData, StepTa
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps.longer_steps import lines_since
 from perfd.model import GpuColumn
+from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _BEFORE = 8

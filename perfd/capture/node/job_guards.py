@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 
 from perfd.capture.expected_job_end import ExitOptions, Pace
+from perfd.records import dataclass
 
 _BASELINE_STEPS = 20
 """Newest steps before the capture, whose median is the usual step time. Chosen."""

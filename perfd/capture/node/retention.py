@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from perfd.errors import ConfigError
+from perfd.records import dataclass
 
 LOOK_EVERY_S = 600.0
 """An agent that lives for one job must see some of it pass."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from perfd.model import CaptureFile, CaptureState, CaptureTool, TraceShares
+from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from perfd.model import Alert, AlertState
+from perfd.records import dataclass
 
 Identity = tuple[tuple[str, str], ...]
 

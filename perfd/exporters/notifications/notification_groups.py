@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 import msgspec
 
 from perfd.config import NotificationsConfig
 from perfd.model import JOB_LABEL, Alert, AlertState
+from perfd.records import dataclass
 
 Identity = tuple[tuple[str, str], ...]
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 
 from perfd.metrics.series import SeriesKey
+from perfd.records import dataclass
 
 
 class Instrument(Enum):

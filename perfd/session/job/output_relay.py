@@ -15,7 +15,8 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from perfd.records import dataclass
 
 _PIPE_BYTES = 1024 * 1024
 """The most that Linux allows by default, so that the job rarely waits for us."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from perfd.records import dataclass
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 
 

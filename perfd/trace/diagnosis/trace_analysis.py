@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu, find_peak
+from perfd.records import dataclass
 from perfd.trace.breakdown import (
     Collectives,
     CriticalPath,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

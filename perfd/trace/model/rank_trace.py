@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from perfd.records import dataclass
 from perfd.trace.model.intervals import Codes, Indices, Ns
 from perfd.trace.model.trace_detail import TraceDetail
 from perfd.trace.model.trace_steps import TraceStep

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from perfd.records import dataclass
 from perfd.trace.model.host_spans import HostSpans
 from perfd.trace.model.intervals import Ns
 

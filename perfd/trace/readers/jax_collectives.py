@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from perfd.formatting import rank_names
+from perfd.records import dataclass
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.kernel_classes import collective_operation
 from perfd.trace.model.operation_kinds import OperationKind

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from perfd.errors import PerfdError
+from perfd.records import dataclass
 from perfd.trace.roofline.hlo_line import ArrayShape, shapes
 
 _HEAD = re.compile(r"^HloModule ([\w.\-]{1,200})")

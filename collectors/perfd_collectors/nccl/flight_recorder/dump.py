@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import msgspec
 
 from perfd.model import CollectiveProgress
+from perfd.records import dataclass
 from perfd.safe_pickle import MAX_BYTES, UnsafePickleError, loads
 
 SOURCE = "flight_recorder"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, 
 from perfd.analysis.operations.repeat_period import FEWEST_REPEATS, Repeat, repeat_period
 from perfd.analysis.operations.step_boundaries import come_in_breaks, receives_of_step
 from perfd.model import CollectiveTimes
+from perfd.records import dataclass
 
 _HELD_OPERATIONS = 2048
 """Per stream: ten steps of a model of 200 layers."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Container, Iterator, Mapping
-from dataclasses import dataclass
+
+from perfd.records import dataclass
 
 MAX_RECORDS = 12_000_000
 """About 0.5 GB when it is analyzed."""
