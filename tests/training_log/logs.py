@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import TypeVar
 
 from perfd.model import Record
@@ -84,19 +85,26 @@ def dump(options: Mapping[str, object] | None = None, **changes: object) -> str:
     )
 
 
+@cache
+def _fields(kind: type) -> Sequence[str]:
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
 def values_of(records: Sequence[Record]) -> set[tuple[object, ...]]:
     """Every number that records say, each with what it is said of."""
     found: set[tuple[object, ...]] = set()
 
     def visit(path: tuple[object, ...], value: object) -> None:
-        if is_dataclass(value) and not isinstance(value, type):
-            for field in fields(value):
-                visit((*path, field.name), getattr(value, field.name))
+        if isinstance(value, int | float | tuple):
+            found.add((*path, value))
+        elif value is None or isinstance(value, str):
+            return
+        elif names := _fields(type(value)):
+            for name in names:
+                visit((*path, name), getattr(value, name))
         elif isinstance(value, Mapping):
             for key, item in value.items():
                 visit((*path, key), item)
-        elif isinstance(value, int | float | tuple):
-            found.add((*path, value))
 
     for record in records:
         visit((type(record).__name__, getattr(record, "step", None)), record)
