@@ -48,7 +48,7 @@ PROCESSES := $(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)); echo $$((n <
 IN_PARALLEL := -n $(PROCESSES) --dist worksteal
 # Tests against real services wait for half of their time.
 IF_SYSTEM := $(filter system,$(ALL))
-AT_ONCE := $(if $(IF_SYSTEM),$(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 2)); echo $$((n < 8 ? n : 8))),$(PROCESSES))
+AT_ONCE := $(if $(IF_SYSTEM),$(shell n=$$(($$(getconf _NPROCESSORS_ONLN) * 5 / 2)); echo $$((n < 8 ? n : 8))),$(PROCESSES))
 
 # ALL=system: those against real services too, as in CI; one session collects the tests once in each of its processes.
 test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones (ALL=1: with them)
