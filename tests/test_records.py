@@ -1,5 +1,7 @@
 """`perfd.records.dataclass` makes what `dataclasses.dataclass` makes."""
 
+from __future__ import annotations
+
 import copy
 import dataclasses
 import inspect
@@ -14,6 +16,7 @@ import pytest
 from perfd import records
 
 Make = Callable[..., Any]
+Values = list[float]
 WAYS = pytest.mark.parametrize("make", [dataclasses.dataclass, records.dataclass], ids=["standard", "perfd"])
 """What holds for one holds for the other."""
 
@@ -23,7 +26,7 @@ class Sample:
     """At the module's level: pickle finds it by its name."""
 
     name: str
-    values: list[float] = field(default_factory=list)
+    values: Values = field(default_factory=list)
     unit: str = "s"
 
 
@@ -62,6 +65,13 @@ def test_only_names_are_taken_where_only_names_may_be_given(make: Make) -> None:
     assert (Named(b=2).a, Named(b=2).b) == (1, 2)
     with pytest.raises(TypeError, match="positional"):
         Named(1, 2)  # type: ignore[misc]
+
+    @make(slots=True)
+    class Partly:
+        a: int = field(kw_only=True)
+        b: int
+
+    assert (Partly(2, a=1).a, Partly(2, a=1).b) == (1, 2)
 
 
 @WAYS
@@ -184,7 +194,7 @@ def test_the_standard_functions_know_it() -> None:
         "return": type(None),
     }
     assert str(inspect.signature(Sample)) == (
-        "(*, name: str, values: list[float] = <factory>, unit: str = 's') -> None"
+        "(*, name: 'str', values: 'Values' = <factory>, unit: 'str' = 's') -> None"
     )
 
 
