@@ -80,12 +80,12 @@ def _init(cls: type, found: Sequence[Field[Any]], *, frozen: bool) -> Callable[.
     values: dict[str, Any] = {"_set": object.__setattr__, "_absent": _ABSENT}
     arguments, body = ["self"], []
     given = [field for field in found if field.init]
+    values |= {f"_default_{field.name}": field.default for field in found if field.default is not MISSING}
     for field in sorted(given, key=lambda field: bool(field.kw_only)):
         if field.kw_only and "*" not in arguments:
             arguments.append("*")
         default = ""
         if field.default is not MISSING:
-            values[f"_default_{field.name}"] = field.default
             default = f"=_default_{field.name}"
         elif field.default_factory is not MISSING:
             default = "=_absent"
@@ -97,7 +97,9 @@ def _init(cls: type, found: Sequence[Field[Any]], *, frozen: bool) -> Callable[.
             made = f"_make_{field.name}()"
             value = f"{made} if {field.name} is _absent else {field.name}" if field.init else made
         elif not field.init:
-            continue
+            if field.default is MISSING:
+                continue
+            value = f"_default_{field.name}"
         body.append(f"_set(self, {field.name!r}, {value})" if frozen else f"self.{field.name} = {value}")
     init = _compiled(cls, ", ".join(arguments), "; ".join(body) or "pass", **values)
     init.__annotations__ = {field.name: field.type for field in given} | {"return": None}

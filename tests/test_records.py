@@ -80,8 +80,12 @@ def test_fields_that_are_no_arguments_have_their_default(make: Make) -> None:
     class Counted:
         name: str
         seen: list[int] = field(default_factory=list, init=False)
+        last: int = field(default=-1, init=False)
+        first: int = field(init=False)
 
-    assert Counted("a").seen == []
+    assert (Counted("a").seen, Counted("a").last) == ([], -1)
+    with pytest.raises(AttributeError, match="first"):
+        _ = Counted("a").first
     assert list(inspect.signature(Counted).parameters) == ["name"]
 
 
