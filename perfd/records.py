@@ -48,7 +48,7 @@ def _complete(cls: type, found: Sequence[Field[Any]], *, frozen: bool, compared:
     functions: dict[str, Callable[..., Any] | None] = {"__init__": _init(cls, found, frozen=frozen)}
     if compared:
         names = [field.name for field in found if field.compare]
-        # Python has set `__hash__` to None where the class has a comparison of its own.
+        # Python has set `__hash__` to None where the class compares by itself.
         if own.get("__hash__") is None:
             functions["__hash__"] = _hash(cls, names) if frozen else None
         if "__eq__" not in own:
@@ -130,7 +130,7 @@ def _hash(cls: type, names: Sequence[str]) -> Callable[..., Any]:
 
 
 class _Absent:
-    """What an argument is that was not given, where each instance gets a value of its own."""
+    """What an argument is that was not given, where each instance gets a new value."""
 
     def __repr__(self) -> str:
         return "<factory>"
