@@ -40,8 +40,7 @@ LONE_S = 3.0
 _MARKED_OPERATIONS = 64
 """The newest, which show whether a mark ends steps. Chosen."""
 _MARKED_RATIO = 0.9
-"""Share of that many single operations of one size that a scalar must follow, such as the gradient norm, if
-each is a step."""
+"""Share of as many single operations of one size that a scalar, as a norm, must follow if each is a step."""
 _SEARCH_NS = 3 * 10**9
 """Time between searches for repeating pauses, once a pattern is found and the buffer is half full: searches
 of fewer operations are cheap, and the first steps depend on them."""
