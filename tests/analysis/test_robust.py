@@ -17,6 +17,7 @@ from perfd.analysis.data.robust_stats import (
     median_of,
     percentile_of,
     plain_median,
+    plain_quantile,
     ratio,
     sigma_of,
 )
@@ -44,6 +45,13 @@ def test_a_plain_median_is_numpys_to_the_last_bit(count: int) -> None:
     assert math.isnan(plain_median(np.append(np.ones(count), math.nan)))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 10, 20])
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 0.8, 1.0])
+def test_a_plain_quantile_is_numpys_to_the_last_bit(count: int, share: float) -> None:
+    for values in np.random.default_rng(count).lognormal(size=(200, count)):
+        assert plain_quantile(values, share) == np.quantile(values, share)
+
+
 def test_nothing_known_is_none_and_never_zero():
     nothing = np.full(3, np.nan)
     assert median_of(nothing) is None
@@ -67,7 +75,7 @@ def test_a_ratio_by_nothing_is_unknown():
     assert ratio(1.0, 4.0) == 0.25
 
 
-@pytest.mark.parametrize("length", [1, 2, 5, 10, 16, 17])
+@pytest.mark.parametrize("length", range(1, 18))
 def test_the_median_of_many_short_rows_is_that_of_each_row_alone(length: int) -> None:
     random = np.random.default_rng(length)
     rows = np.round(random.normal(size=(5000, length)), 1)

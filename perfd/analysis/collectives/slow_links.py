@@ -14,7 +14,7 @@ from enum import StrEnum
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
-from perfd.analysis.data.robust_stats import median, over_last
+from perfd.analysis.data.robust_stats import median, over_last, plain_median
 from perfd.analysis.operations.bandwidth_model import BandwidthModel
 from perfd.analysis.operations.bus_factor import bus_factor
 from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch
@@ -143,8 +143,8 @@ def _of_sisters(stack: CommunicatorBatch, bus: Floats, largest: Floats) -> Float
     expected = np.full(len(bus), np.nan)
     for name in {name for name in stack.names.tolist() if name is not None}:
         alike = np.equal(stack.names, name).astype(np.bool_) & np.isfinite(bus)
-        size = float(np.median(largest[alike])) if alike.any() else 0.0
+        size = plain_median(largest[alike]) if alike.any() else 0.0
         alike &= (largest >= size / 2) & (largest <= 2 * size)
         if np.count_nonzero(alike) > _FEWEST_SISTERS:
-            expected[alike] = np.median(bus[alike])
+            expected[alike] = plain_median(bus[alike])
     return expected

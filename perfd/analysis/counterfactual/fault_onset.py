@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
-from perfd.analysis.data.robust_stats import median, median_error, plain_median
+from perfd.analysis.data.robust_stats import median, median_error, plain_median, plain_quantile
 from perfd.records import dataclass
 
 _USUAL_STEPS = (10, 20)
@@ -58,7 +58,7 @@ def late_steps(excess_s: Sequence[Floats], usual_of_s: Sequence[Floats] | None =
     latest_s = _latest_s(excess_s)
     usual_of = latest_s if usual_of_s is None else _latest_s(usual_of_s)
     newest_s = [known for count in _USUAL_STEPS if len(known := _known(usual_of[-count:]))]
-    usual_s = max((float(np.quantile(known, _USUAL_QUANTILE)) for known in newest_s), default=0.0)
+    usual_s = max((plain_quantile(known, _USUAL_QUANTILE) for known in newest_s), default=0.0)
     return np.asarray(latest_s > max(usual_s, 0.0) / 2)
 
 

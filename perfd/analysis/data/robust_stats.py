@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,9 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     if values.ndim == 1:
         return _median_of_column(values)
     if length <= _SHORT and values.size >= _MANY * length:
-        return _median_of_few(np.moveaxis(values, axis, 0))
+        columns = np.array(np.moveaxis(values, axis, 0), dtype=np.result_type(values, np.float16), order="C")
+        if not np.isnan(np.minimum.reduce(columns, axis=None)):
+            return _median_of_few(columns)
     # Sorting whole rows in memory's order is several times faster than numpy's own
     # median, and puts NaN last, so that the known values are a prefix of known length.
     others = [one for one in range(values.ndim) if one != axis % values.ndim]
@@ -63,6 +66,14 @@ def plain_median(values: NDArray[Any]) -> float:
     return float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2)
 
 
+def plain_quantile(values: NDArray[Any], share: float) -> float:
+    """A quantile of one column as numpy has it, bit by bit, in a tenth of its time; all values are known."""
+    ordered = np.sort(values).tolist()
+    first, beyond = divmod(share * (len(ordered) - 1), 1)
+    low, high = ordered[int(first)], ordered[min(int(first) + 1, len(ordered) - 1)]
+    return float(low + (high - low) * beyond if beyond < 0.5 else high - (high - low) * (1 - beyond))
+
+
 def median_error(values: Floats) -> Floats:
     """The standard error of the median over the last axis, from the median absolute deviation."""
     known = np.maximum(np.isfinite(values).sum(axis=-1), 1)
@@ -71,29 +82,34 @@ def median_error(values: Floats) -> Floats:
 
 
 def _median_of_few(columns: NDArray[Any]) -> NDArray[Any]:
-    """The same of many rows that are short: columns are sorted against each other, all rows at once."""
-    ordered = np.array(columns, dtype=np.result_type(columns, np.float16), order="C")
-    absent = np.isnan(ordered)
-    known = len(ordered) - absent.sum(axis=0) if absent.any() else None
-    if known is not None:
-        ordered[absent] = np.inf
-    rows, spare = list(ordered), np.empty_like(ordered[0])
-    for first, second in _sorting_network(len(rows)):
+    """The same of many short rows of which all is known: `columns` are sorted in place, all rows at once."""
+    rows, spare = list(columns), np.empty_like(columns[0])
+    for first, second, least, most in _to_middle(len(rows)):
         lower, higher = rows[first], rows[second]
-        np.minimum(lower, higher, out=spare)
-        np.maximum(lower, higher, out=higher)
-        rows[first], spare = spare, lower
-    if known is None:
-        return _middle(rows[(len(rows) - 1) // 2], rows[len(rows) // 2])
-    ordered = np.stack(rows)
-    low = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, 0)[0]
-    high = np.take_along_axis(ordered, np.minimum(known // 2, len(ordered) - 1)[None], 0)[0]
-    with np.errstate(invalid="ignore"):
-        return np.where(known > 0, _middle(low, high), np.nan)
+        if least and most:
+            np.minimum(lower, higher, out=spare)
+            rows[first], spare = spare, lower
+        elif least:
+            np.minimum(lower, higher, out=lower)
+        if most:
+            np.maximum(lower, higher, out=higher)
+    return _middle(rows[(len(rows) - 1) // 2], rows[len(rows) // 2])
 
 
 def _middle(low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(low + (high - low) / 2)
+
+
+@lru_cache(maxsize=_SHORT)
+def _to_middle(length: int) -> Sequence[tuple[int, int, bool, bool]]:
+    """Of a sorting network what the median follows from: pairs, and which of both values it needs."""
+    needed = {(length - 1) // 2, length // 2}
+    found = []
+    for first, second in reversed(list(_sorting_network(length))):
+        if first in needed or second in needed:
+            found.append((first, second, first in needed, second in needed))
+            needed |= {first, second}
+    return found[::-1]
 
 
 def _sorting_network(length: int) -> Iterator[tuple[int, int]]:
@@ -190,10 +206,10 @@ def by_peers(own: Floats, roles: Ints, compared: np.ufunc) -> Floats:
     result = np.full(len(own), np.nan)
     places = np.flatnonzero(roles >= 0)
     places = places[np.argsort(roles[places], kind="stable")]
-    _, counts = np.unique(roles[places], return_counts=True)
+    starts = np.flatnonzero(np.diff(roles[places], prepend=-1))
     # Roles are of as many ranks each, as nearly always, or are looked at one by one.
-    alike = len(set(counts.tolist())) == 1
-    of_roles = [places.reshape(len(counts), -1)] if alike else np.split(places, np.cumsum(counts)[:-1])
+    alike = len(set(np.diff(starts, append=len(places)).tolist())) == 1
+    of_roles = [places.reshape(len(starts), -1)] if alike else np.split(places, starts[1:])
     for peers in of_roles:
         values = own[peers]
         # Of two, the other one.
