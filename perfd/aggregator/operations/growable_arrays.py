@@ -88,9 +88,12 @@ class RankRows:
         """Forget all ranks: the job started again."""
         self._rows.clear()
 
+    def ranks(self) -> Ints:
+        """The rank of each row."""
+        return np.fromiter(self._rows, np.int64, len(self._rows))
+
     def by_rank(self) -> tuple[Ints, Ints]:
         """All ranks in their order, and their rows."""
-        ranks = np.fromiter(self._rows, np.int64, len(self._rows))
-        rows = np.fromiter(self._rows.values(), np.int64, len(self._rows))
-        order = np.argsort(ranks)
-        return ranks[order], rows[order]
+        ranks = self.ranks()
+        rows = np.argsort(ranks)
+        return ranks[rows], rows
