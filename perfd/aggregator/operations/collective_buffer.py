@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -12,6 +13,7 @@ from perfd.aggregator.operations.communicator_members import CommunicatorMembers
 from perfd.aggregator.operations.growable_arrays import chosen, roomier
 from perfd.aggregator.operations.kernel_time_shares import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
+from perfd.analysis.data.robust_stats import over_last
 from perfd.model import CollectiveTimes, TimingSource
 from perfd.records import dataclass
 
@@ -136,20 +138,21 @@ class CollectiveBuffer:
         """
         count = len(self._names)
         lengths = self._ends[:count, 1] - self._ends[:count, 0]
-        whole = (self._members.ranks[:count] >= 0).all(axis=1)
+        whole = over_last(np.minimum, self._members.ranks[:count]) >= 0
         rows = np.flatnonzero(whole & (lengths > 0) & in_use)
         if not len(rows):
             return None
         operations_per_s, counted_s = self._windows.pace(rows)
+        held = partial(_held, rows, self._ends[rows])
         return CollectiveStack(
             operation=self._operation,
             communicators=_picked(self._names, rows),
             ranks=self._members.ranks[rows],
             lengths=lengths[rows],
-            sequence=self._held(self._sequence, rows, -1),
-            durations_s=self._held(self._durations_s, rows, np.nan),
-            size_bytes=self._held(self._size_bytes, rows, np.nan),
-            gpu_starts_ns=self._held(self._gpu_starts_ns, rows, -1),
+            sequence=held(self._sequence, -1),
+            durations_s=held(self._durations_s, np.nan),
+            size_bytes=held(self._size_bytes, np.nan),
+            gpu_starts_ns=held(self._gpu_starts_ns, -1),
             kernel_ratio=self._windows.usual_ratio(rows),
             operations_per_s=operations_per_s,
             counted_s=counted_s,
@@ -160,19 +163,6 @@ class CollectiveBuffer:
             sources=_picked(self._sources, rows),
             methods=_picked(self._methods, rows),
         )
-
-    def _held(self, array: NDArray[_Value], rows: Ints, absent: float) -> NDArray[_Value]:
-        """What the rows hold of an array, from their first operation on; `absent` beyond the last."""
-        start, end = self._ends[rows].T
-        longest = int((end - start).max())
-        if (start == start[0]).all() and (end == end[0]).all():
-            # In step with each other, as they mostly are: one block of memory.
-            return chosen(array, rows)[:, start[0] : end[0]].copy()
-        held: NDArray[_Value] = np.full((len(rows), longest, *array.shape[2:]), absent, array.dtype)
-        # Row by row, each one block: to pick numbers one by one takes several times as long.
-        for own, row, first, last in zip(held, rows.tolist(), start.tolist(), end.tolist(), strict=True):
-            own[: last - first] = array[row, first:last]
-        return held
 
     def _follows_a_hole(
         self, row: int, column: int, times: CollectiveTimes, reported: _OperationArrays
@@ -307,6 +297,23 @@ class CollectiveBuffer:
         self._methods[row] = Method()
         self._windows.clear(row)
         self._paces.clear(row)
+
+
+def _held(rows: Ints, ends: Ints, array: NDArray[_Value], absent: float) -> NDArray[_Value]:
+    """What rows hold of an array, from their first operation on; `absent` beyond the last.
+
+    `ends` (rows, 2) is where the operations of each begin and end.
+    """
+    start, end = ends.T
+    if (ends == ends[0]).all():
+        # In step with each other, as they mostly are: one block of memory.
+        return chosen(array, rows)[:, start[0] : end[0]].copy()
+    longest = int((end - start).max())
+    held: NDArray[_Value] = np.full((len(rows), longest, *array.shape[2:]), absent, array.dtype)
+    # Row by row, each one block: to pick numbers one by one takes several times as long.
+    for own, row, first, last in zip(held, rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        own[: last - first] = array[row, first:last]
+    return held
 
 
 def _picked(items: list[_Item], rows: Ints) -> list[_Item]:

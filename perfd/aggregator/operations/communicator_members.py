@@ -6,6 +6,7 @@ import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Bools, Ints
+from perfd.analysis.data.robust_stats import over_last
 from perfd.model import CollectiveTimes
 
 _NEW_NS = 10 * 10**9
@@ -63,7 +64,7 @@ class CommunicatorMembers:
         """
         ranks = self.ranks[:count]
         silent_ns = newest_unix_ns[ranks] - self.reported_unix_ns[:count]
-        return np.asarray(~((silent_ns > left_after_ns) & (ranks >= 0)).any(axis=1))
+        return ~over_last(np.logical_or, (silent_ns > left_after_ns) & (ranks >= 0))
 
     def succession(self, used: Bools) -> tuple[Bools, Bools]:
         """Which communicators are over, as others of their ranks began later, and which of those are new.
@@ -76,7 +77,7 @@ class CommunicatorMembers:
         ranks, first, last = (
             array[:count] for array in (self.ranks, self._first_unix_ns, self._last_unix_ns)
         )
-        if not (last <= first.max(axis=0, initial=0)).all(axis=1).any():
+        if not over_last(np.logical_and, last <= first.max(axis=0, initial=0)).any():
             # The usual case: all go on.
             return replaced, renewed
         _, group = np.unique(ranks, axis=0, return_inverse=True)

@@ -155,10 +155,8 @@ def _longest_pause_s(times_unix_s: Floats, began_unix_s: float | None) -> float:
 
 def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPlacement, ...]]:
     """By node, where the job's ranks are; without nodes that have none."""
-    found = {
-        node.name: tuple(one for (name, _), one in node.placements.items() if name == job) for node in nodes
-    }
-    return {node: placed for node, placed in found.items() if placed}
+    found = {node.name: [one for (name, _), one in node.placements.items() if name == job] for node in nodes}
+    return {node: tuple(placed) for node, placed in found.items() if placed}
 
 
 def _sharers(fleet: Fleet, nodes: Sequence[NodeState], job: str) -> dict[int, tuple[str, ...]]:
@@ -197,8 +195,10 @@ def ports_bytes_per_s(node: NodeState) -> float | None:
 
     Other interfaces are left out: which of them NCCL would use is unknown.
     """
-    readings = node.readings.get(Scope.NIC)
-    if readings is None or not {*_PORT_COLUMNS} <= set(readings.layout.metrics.known):
+    if Scope.NIC not in node.readings:
+        return None
+    readings = node.readings[Scope.NIC]
+    if not {*_PORT_COLUMNS} <= set(readings.layout.metrics.known):
         return None
     ports = [at for at, name in enumerate(readings.layout.entities.known) if "/" in name]
     columns = [readings.layout.metrics.known.index(name) for name in _PORT_COLUMNS]

@@ -69,9 +69,9 @@ def _parts(
     since_unix_s: float | None,
 ) -> Iterator[_Part]:
     for node in nodes:
-        history = node.readings.gpu_history
-        if not history.layout.entities.known:
+        if not node.readings.gpus:
             continue
+        history = node.readings.gpu_history
         serving = {
             gpu: owners[job.name]
             for gpu, owners in gpu_owners(node, fleet.jobs).items()

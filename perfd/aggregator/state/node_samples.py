@@ -102,6 +102,9 @@ class NodeReadings(Mapping[Scope, "NodeSamples"]):
         self._settle(scope)
         return self._of_scope[scope]
 
+    def __contains__(self, scope: object) -> bool:
+        return scope in self._of_scope
+
     def __iter__(self) -> Iterator[Scope]:
         return iter(self._of_scope)
 
