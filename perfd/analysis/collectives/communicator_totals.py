@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Bools, Floats, Method
+from perfd.analysis.data.job_data import Bools, Floats, Ints, Method
 from perfd.analysis.data.robust_stats import highest, known, median, over_last
 from perfd.analysis.layout import RankLocations
 from perfd.analysis.operations.bandwidth_model import BandwidthModel, expected_of
@@ -129,7 +129,9 @@ def measures_of(stack: CommunicatorBatch, where: RankLocations) -> Measures:
     waited = over_last(np.add, result.waited_s)
     total = result.transfer_s * ranks + waited
     large = np.where(stack.size_bytes >= _TINY_BYTES, stack.size_bytes, np.nan)
-    sizes = median(large, axis=1)
+    # Mostly a communicator's messages are all alike.
+    alike = large.size and (large == large[:, :1]).all()
+    sizes = large[:, 0].copy() if alike else median(large, axis=1)
     expected = expected_of(stack, where)
     small = np.isnan(sizes)
     sizes[small] = median(stack.size_bytes[small], axis=1)
@@ -168,34 +170,33 @@ def groups_of(stacks: Sequence[CommunicatorBatch], measures: Sequence[Measures])
         return ()
     taken = np.concatenate([np.nan_to_num(one.kernel_ratio) for one in measures])
     chosen = np.sort(highest(taken, _MOST_GROUPS))
-    ends = np.cumsum([len(stack.ranks) for stack in stacks])
-    indices = np.searchsorted(ends, chosen, side="right")
-    rows = chosen - np.append(0, ends)[indices]
-    return tuple(
-        _group(stacks[index], measures[index], row)
-        for index, row in zip(indices.tolist(), rows.tolist(), strict=True)
-    )
+    rows = np.split(chosen, np.searchsorted(chosen, np.cumsum([len(stack.ranks) for stack in stacks[:-1]])))
+    found, first = list[NcclGroup](), 0
+    for stack, of_stack, own in zip(stacks, measures, rows, strict=True):
+        found += _groups(stack, of_stack, own - first)
+        first += len(stack.ranks)
+    return tuple(found)
 
 
-def _group(stack: CommunicatorBatch, measures: Measures, row: int) -> NcclGroup:
-    of_all, caused = stack.collectives, stack.blames.caused_s[row]
-    ranks = tuple(stack.ranks[row].tolist())
-    total = float(caused.sum())
-    last = int(np.argmax(caused)) if total > 0 else None
-    return NcclGroup(
-        communicator=of_all.communicators[row],
-        group=stack.names[row],
-        operation=of_all.operation,
-        ranks=ranks,
-        operations=int(stack.blames.operations[row]),
-        transfer_s=known(float(measures.transfer_s[row])),
-        wait_ratio=known(float(measures.wait_ratio[row])),
-        bus_bytes_per_s=known(float(measures.bus_bytes_per_s[row])),
-        last_rank=None if last is None else ranks[last],
-        last_ratio=None if last is None else float(caused[last]) / total,
-        source=recorder(of_all.sources[row], of_all.timings[row]),
-        **_of_links(measures, row),
-    )
+def _groups(stack: CommunicatorBatch, measures: Measures, rows: Ints) -> Iterator[NcclGroup]:
+    of_all, caused = stack.collectives, stack.blames.caused_s[rows]
+    totals, lasts, most = caused.sum(axis=1), caused.argmax(axis=1), caused.max(axis=1)
+    of_rows = (rows, stack.ranks[rows], stack.blames.operations[rows], totals, lasts, most)
+    for row, ranks, operations, total, last, of_last in zip(*(one.tolist() for one in of_rows), strict=True):
+        yield NcclGroup(
+            communicator=of_all.communicators[row],
+            group=stack.names[row],
+            operation=of_all.operation,
+            ranks=tuple(ranks),
+            operations=operations,
+            transfer_s=known(measures.transfer_s.item(row)),
+            wait_ratio=known(measures.wait_ratio.item(row)),
+            bus_bytes_per_s=known(measures.bus_bytes_per_s.item(row)),
+            last_rank=ranks[last] if total > 0 else None,
+            last_ratio=of_last / total if total > 0 else None,
+            source=recorder(of_all.sources[row], of_all.timings[row]),
+            **_of_links(measures, row),
+        )
 
 
 def _method(stack: CommunicatorBatch, row: int) -> Method | None:
@@ -215,11 +216,11 @@ def _of_links(measures: Measures, row: int) -> _OfLinks:
     """What a communicator's links allow for the messages that it has."""
     expected, source = measures.expected, measures.expected.source(row)
     return {
-        "size_bytes": known(float(measures.size_bytes[row])),
-        "expected_bus_bytes_per_s": known(float(expected.bus_bytes_per_s[row])),
+        "size_bytes": known(measures.size_bytes.item(row)),
+        "expected_bus_bytes_per_s": known(expected.bus_bytes_per_s.item(row)),
         "expected_source": source,
         "latency_bound": None if source is None else bool(measures.latency_bound[row]),
-        "latency_s": known(float(expected.latency_s[row])),
+        "latency_s": known(expected.latency_s.item(row)),
     }
 
 

@@ -106,8 +106,8 @@ class LateRankLosses:
         ]
         self._world = world
         self._step_s = step_s
-        self._shapes: dict[AnalysisWindow, list[tuple[_Source, StepShape]]] = {}
-        """By window, of which the same few are looked at again and again."""
+        self._shapes: dict[tuple[int, AnalysisWindow], list[StepShape]] = {}
+        """By place of a source and window, of which the same few are looked at again and again."""
 
     def caused(self, window: AnalysisWindow) -> CausedLosses:
         """Only what is lost by whom, which costs less to know."""
@@ -134,7 +134,7 @@ class LateRankLosses:
         """
         at_once, beside, variance, error = (np.zeros(len(places)) for _ in range(4))
         lasting_s = step_time_s[: max(0, len(step_time_s) - over)]
-        for source, shape in self._of_peers(window):
+        for source, shape in self._in(window):
             waits = source.waits_of(shape, places, at_most=at_most)
             waited_s = waits.waited_s[:, : waits.waited_s.shape[1] - over]
             if not waited_s.size:
@@ -157,7 +157,7 @@ class LateRankLosses:
 
     def step_time_s(self, window: AnalysisWindow, step_time_s: Floats) -> float:
         """The mean of the steps that a window has of groups of peers; NaN where it is unknown."""
-        steps = max((shape.steps for _, shape in self._of_peers(window)), default=0)
+        steps = max((shape.steps for _, shape in self._in(window)), default=0)
         return float(mean(step_time_s[max(0, len(step_time_s) - steps) :]))
 
     def late_steps(self, place: int) -> tuple[Bools, Bools]:
@@ -166,7 +166,7 @@ class LateRankLosses:
         And whether another one was, by half and more of what is usual for this one now.
         """
         own_s, others_s = list[Floats](), list[Floats]()
-        for source, shape in self._of_peers(ALL_HELD):
+        for source, shape in self._in(ALL_HELD):
             waits = source.waits_of(shape, np.array([place]))
             if len(waits.places) and not shape.needed_at_once:
                 first = waits.waited_s[:1], waits.members[:1]
@@ -177,7 +177,7 @@ class LateRankLosses:
     def waits_of_peers(self, window: AnalysisWindow) -> list[WaitsOfPeers]:
         """What all members of each communicator of peers wait, step by step."""
         found = []
-        for source, shape in self._of_peers(window):
+        for source, shape in self._in(window):
             ranks = source.stack.ranks[shape.rows]
             waits = source.waits_of(shape, ranks[:, 0])
             first = waits.members == 0
@@ -185,18 +185,17 @@ class LateRankLosses:
             found.append(WaitsOfPeers(ranks[rows], waited_s, source.per_s(shape)[rows], shape.blocks))
         return found
 
-    def _of_peers(self, window: AnalysisWindow) -> Iterator[tuple[_Source, StepShape]]:
-        return ((source, shape) for source, shape in self._in(window) if source.of_peers)
-
-    def _in(self, window: AnalysisWindow) -> list[tuple[_Source, StepShape]]:
-        if window not in self._shapes:
-            found = [(source, shape) for source in self._sources for shape in source.rhythm.shapes(window)]
-            self._shapes[window] = found
-        return self._shapes[window]
+    def _in(self, window: AnalysisWindow, *, others: bool = False) -> Iterator[tuple[_Source, StepShape]]:
+        """What is looked at of groups of peers; with `others` also of those in which no rank can be late."""
+        for place, source in enumerate(self._sources):
+            if source.of_peers or others:
+                if (place, window) not in self._shapes:
+                    self._shapes[place, window] = source.rhythm.shapes(window)
+                yield from ((source, shape) for shape in self._shapes[place, window])
 
     def _columns(self, window: AnalysisWindow, columns: int) -> Floats:
         """(columns, blocks, world): the first columns of `Lateness`."""
-        shapes = [(source, shape) for source, shape in self._in(window) if source.of_peers or columns == _ALL]
+        shapes = list(self._in(window, others=columns == _ALL))
         blocks = max((shape.blocks for source, shape in shapes if source.of_peers), default=0)
         if not blocks:
             return np.empty((columns, 0, self._world))
@@ -324,7 +323,7 @@ class _Source:
         by_place = np.full(max(int(members.max()), int(places.max())) + 1, -1)
         by_place[places] = np.arange(len(places))
         chosen = by_place[members] >= 0
-        rows, columns = np.nonzero(chosen)
+        rows, columns = divmod(np.flatnonzero(chosen), chosen.shape[1])
         if not len(rows):
             return _Waits(rows, rows, rows, np.empty((0, shape.steps, members.shape[1])))
         steps = shape.blocks if shape.needed_at_once else shape.steps

@@ -338,7 +338,8 @@ def _of_all(shares: RankShares) -> tuple[float | None, float | None]:
 
 def _fresh(times: NcclTimeTable) -> NcclTimeTable:
     newest = np.fmax.reduce(times.read_s, initial=0.0)
-    return times.rows((times.span_s > 0) & ~(newest - times.read_s > _SILENT_S))
+    fresh = (times.span_s > 0) & ~(newest - times.read_s > _SILENT_S)
+    return times if fresh.all() else times.rows(fresh)
 
 
 def _stage_waits(tally: RankTally, known: RankIndex, parallel: ParallelLayout) -> tuple[float, ...]:

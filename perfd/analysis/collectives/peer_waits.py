@@ -82,7 +82,8 @@ def _waits(stack: CommunicatorBatch, scale: Floats, rows: Ints, columns: Ints, w
     row_of, column_of = np.full(world, -1), np.full(world, -1)
     row_of[rows], column_of[columns] = np.arange(len(rows)), np.arange(len(columns))
     # Only a few members are rows: thousands of others need not be looked at.
-    group, member = np.nonzero((row_of[stack.ranks] >= 0) & (scale > 0)[:, None])
+    known = row_of[stack.ranks] >= 0
+    group, member = divmod(np.flatnonzero(known & (scale > 0)[:, None]), known.shape[1])
     last = stack.parts.last_arriver[group]
     column = np.where(
         last >= 0, np.take_along_axis(column_of[stack.ranks[group]], np.maximum(last, 0), axis=1), -1

@@ -97,14 +97,16 @@ class StepShape:
 
     def waits(self, wait_s: Floats, step_s: float | None) -> Floats:
         """(steps, c, g): what others cost each rank."""
-        # Operation by operation, since numpy's own loop over a short axis costs more than the sums.
-        lost, *later = wait_s.transpose(2, 1, 0, 3)
+        groups, steps, operations, ranks = wait_s.shape
+        # Operation by operation, and in the order of the result, since numpy's own loops over a short axis
+        # cost more than the sums.
+        lost = np.zeros((steps, groups, ranks))
         combined = np.add if self.needed_at_once else np.maximum
-        for own in later:
-            lost = combined(lost, own)
-        operations = wait_s.shape[2]
+        for own in wait_s.transpose(2, 1, 0, 3):
+            combined(lost, own, out=lost)
         often = self.paces / operations if self.needed_at_once else self.steps_per_s(operations, step_s)
-        return np.asarray(lost * often[:, None])
+        lost *= often.repeat(ranks).reshape(-1, ranks)
+        return lost
 
     def steps_per_s(self, operations: int, step_s: float | None) -> Floats:
         """(c,): what happens less often than once a step is not lost in every step."""
@@ -231,7 +233,7 @@ def _alike(columns: Ints, chosen: Ints) -> list[Ints]:
     """The chosen places by what they have in all columns."""
     if not len(chosen):
         return []
-    own = columns[:, chosen]
+    own = columns if len(chosen) == columns.shape[1] else columns[:, chosen]
     if (own == own[:, :1]).all():
         return [chosen]
     _, group = np.unique(own, axis=1, return_inverse=True)
@@ -266,9 +268,11 @@ def _operations_per_step(periods: Ints, expected: Floats, *, spare: bool) -> Int
 
 def _rounded(numbers: Floats) -> Ints:
     """Up, to about 5%, so that communicators that do alike are worked on together."""
-    exact = np.maximum(np.asarray(numbers), 1e-9)
-    coarse = np.exp(np.ceil(10 * np.log(exact) - 1e-6) / 10)
-    return np.ceil(np.where(exact < 10, exact - 1e-6, coarse)).astype(np.int64)
+    exact = np.maximum(numbers, 1e-9)
+    rounded = exact - 1e-6
+    many = np.flatnonzero(exact >= 10)
+    rounded[many] = np.exp(np.ceil(10 * np.log(exact[many]) - 1e-6) / 10)
+    return np.ceil(rounded).astype(np.int64)
 
 
 def _periods(sizes: Floats, rows: Ints, lengths: Ints) -> Ints:

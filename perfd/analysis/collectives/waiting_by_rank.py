@@ -99,20 +99,12 @@ class RankShares:
             costly = highest(np.nan_to_num(self.columns["gain_ratio"]), _AT_EITHER_END)
             waiting = highest(np.nan_to_num(self.wait), _AT_EITHER_END)
             chosen = np.union1d(costly, waiting)
-        busy, wait, *columns = (
-            [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
-            for column in (self.busy, self.wait, *self.columns.values())
-        )
+        columns = {"busy_ratio": self.busy, "wait_ratio": self.wait, **self.columns}
+        values = np.array([column[chosen] for column in columns.values()], dtype=object)
+        values[values != values] = None  # noqa: PLR0124 - NaN
         return tuple(
-            NcclRank(
-                rank=rank,
-                busy_ratio=in_kernels,
-                wait_ratio=waiting,
-                **dict(zip(self.columns, values, strict=True)),
-            )
-            for rank, in_kernels, waiting, *values in zip(
-                ranks[self.places[chosen]].tolist(), busy, wait, *columns, strict=True
-            )
+            NcclRank(rank=rank, **dict(zip(columns, of_rank, strict=True)))
+            for rank, of_rank in zip(ranks[self.places[chosen]].tolist(), values.T.tolist(), strict=True)
         )
 
 
@@ -173,19 +165,22 @@ class RankTally:
             between = (first >= 0) & (first != last)
             self.pipeline_wait += self._by_rank(stack.ranks, np.where(between[:, None], waits, 0.0))
         self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
-        self.operations += self._by_rank(stack.ranks, counts[:, None])
+        self.operations += self._by_rank(stack.ranks, counts.repeat(stack.ranks.shape[1]))
         if stack.matched:
             roles = self._roles[stack.ranks]
             least, most = over_last(np.minimum, roles), over_last(np.maximum, roles)
             peers = (least >= 0) & (least == most)
             of_one_stage = (first >= 0) & (first == last)
-            mixed = useful & of_one_stage & ~peers & self._with_experts & balanced(roles)
+            mixed = np.zeros_like(useful)
+            if self._with_experts:
+                mixed = useful & of_one_stage & ~peers & balanced(roles)
             self._inside.append((stack, useful & (first >= 0) & ~peers & ~mixed))
             of_peers = useful & peers
             if (renewed := stack.collectives.renewed) is not None:
                 self.renewed |= bool(((of_peers | mixed) & renewed).any())
                 of_peers, mixed = of_peers & ~renewed, mixed & ~renewed
-            self.peer_operations += self._by_rank(stack.ranks, np.where(of_peers | mixed, counts, 0)[:, None])
+            judged = np.where(of_peers | mixed, counts, 0)
+            self.peer_operations += self._by_rank(stack.ranks, judged.repeat(stack.ranks.shape[1]))
             if mixed.any():
                 of_roles = peers_in_expert_groups(stack, np.flatnonzero(mixed), roles)
                 self._judged.append((of_roles, np.ones(len(of_roles.ranks), dtype=np.bool_)))
@@ -270,8 +265,8 @@ class RankTally:
         return peers
 
     def _by_rank(self, ranks: Ints, values: Floats | Ints) -> Floats:
-        spread = np.broadcast_to(values, ranks.shape)
-        return np.bincount(ranks.ravel(), weights=spread.ravel(), minlength=self._world).astype(np.float64)
+        summed = np.bincount(ranks.ravel(), weights=values.ravel(), minlength=self._world)
+        return summed.astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> N
     if members < 2:
         return names
     if operation == PAIR_OPERATION:
-        return _names_of_pairs(np.sort(ranks, axis=1), parallel)
+        return _names_of_pairs(np.minimum(*ranks.T), np.maximum(*ranks.T), parallel)
     ordered = np.sort(ranks, axis=1)
     stride = ordered[:, 1] - ordered[:, 0]
     even = np.ones(communicators, dtype=np.bool_)
@@ -82,9 +82,8 @@ def dimension_name(name: str | None, parallel: ParallelLayout, operation: str = 
     return next((one for one, size in spanning.items() if size == parallel.world_size), WORLD)
 
 
-def _names_of_pairs(pairs: Ints, parallel: ParallelLayout) -> Names:
-    names: Names = np.full(len(pairs), None, dtype=object)
-    low, high = pairs.T
+def _names_of_pairs(low: Ints, high: Ints, parallel: ParallelLayout) -> Names:
+    names: Names = np.full(len(low), None, dtype=object)
     for one in reversed(_dimensions(parallel, PAIR_OPERATION)):
         block = one.stride * one.size
         if one.size > 1:

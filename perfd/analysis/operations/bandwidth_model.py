@@ -7,6 +7,8 @@ group's GPUs. NVLink SHARP and trees send less, and may be faster.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
@@ -41,7 +43,7 @@ class BandwidthModel:
 
     def source(self, row: int) -> str | None:
         """Where the bandwidth is from, in words."""
-        if np.isnan(self.bus_bytes_per_s[row]):
+        if math.isnan(self.bus_bytes_per_s.item(row)):
             return None
         return self.network_source if self.crossing[row] else "NVLink between its GPUs, one direction"
 

@@ -36,6 +36,8 @@ _ALIKE_RATIO = 0.5
 """Of the longest wait in a broadcast, the least of the others where all wait for the root."""
 _FEW_RANKS = 16
 """Up to so many, a loop over ranks is faster than numpy over its last axis."""
+_PAIR = 2
+"""Up to so many, it is so even for a single difference."""
 _BEHIND_S = 8.0
 """Operations of a rank that come at least this much later than those of its peers are late: an agent sends
 once a second, and its restart takes a few. Chosen."""
@@ -91,11 +93,17 @@ def split(durations_s: Floats) -> WaitSplit:
     if not durations_s.shape[-1]:
         nobody = np.full(durations_s.shape[:-1], np.nan)
         return WaitSplit(transfer_s=nobody, wait_s=durations_s, last_arriver=np.full(nobody.shape, -1))
-    shortest, column = _shortest(durations_s)
-    if durations_s.shape[-1] == 1:
+    ranks = durations_s.shape[-1]
+    shortest, last = _shortest(durations_s)
+    if ranks == 1:
         shortest = np.full_like(shortest, np.nan)
-    last = np.where(np.isfinite(shortest), column, -1)
-    return WaitSplit(transfer_s=shortest, wait_s=durations_s - shortest[..., None], last_arriver=last)
+    last[~np.isfinite(shortest)] = -1
+    if ranks > _PAIR:
+        return WaitSplit(transfer_s=shortest, wait_s=durations_s - shortest[..., None], last_arriver=last)
+    wait_s = np.empty_like(durations_s)
+    for index in range(ranks):
+        np.subtract(durations_s[..., index], shortest, out=wait_s[..., index])
+    return WaitSplit(transfer_s=shortest, wait_s=wait_s, last_arriver=last)
 
 
 def _shortest(durations_s: Floats) -> tuple[Floats, Ints]:
@@ -137,15 +145,16 @@ def blames_of(parts: WaitSplit) -> Blames:
     """The same, of operations that are split already."""
     communicators, _, ranks = parts.wait_s.shape
     matched = parts.last_arriver >= 0
-    wait, transfer = parts.wait_s, parts.transfer_s
+    wait, transfer, last = parts.wait_s, parts.transfer_s, parts.last_arriver
     if not matched.all():
         wait, transfer = np.where(matched[..., None], wait, 0.0), np.where(matched, transfer, 0.0)
+        last = np.maximum(last, 0)
     # The last rank's own waiting is zero, so the sum over the row is that of the others.
     of_others = wait.reshape(-1, ranks) @ np.full(ranks, 1 / max(1, ranks - 1))
-    place = np.arange(communicators)[:, None] * ranks + np.maximum(parts.last_arriver, 0)
+    place = np.arange(0, communicators * ranks, ranks)[:, None] + last
     caused = np.bincount(place.ravel(), weights=of_others.ravel(), minlength=communicators * ranks)
     return Blames(
-        operations=matched.sum(axis=1),
+        operations=np.ascontiguousarray(matched.T).sum(axis=0),
         transfer_s=transfer.sum(axis=1),
         # Over an axis in the middle numpy's own sum is several times as slow.
         waited_s=np.einsum("cng->cg", wait),
@@ -261,7 +270,7 @@ def ranks_behind(stacks: Sequence[CommunicatorBatch], counting: Ints) -> tuple[i
     late now. Ranks that are `counting` many operations and report none are behind as well.
     """
     seen = [stack.ranks[_reporting(stack)].ravel() for stack in stacks]
-    found = set(np.setdiff1d(counting, np.concatenate(seen)).tolist()) if any(map(len, seen)) else set()
+    found = set(counting[~np.isin(counting, np.concatenate(seen))].tolist()) if any(map(len, seen)) else set()
     for stack in stacks:
         sequence, last = stack.collectives.sequence, stack.collectives.lengths - 1
         if not stack.matched or not sequence.size:
@@ -293,6 +302,6 @@ def _reporting(stack: CommunicatorBatch) -> Bools:
         return np.zeros(stack.ranks.shape, dtype=np.bool_)
     found: Bools = np.isfinite(durations_s[np.arange(len(lengths)), np.maximum(lengths - 1, 0)])
     # Usually each has reported the newest one: to look at all of them takes far longer.
-    rest = np.flatnonzero(~found.all(axis=1))
+    rest = np.flatnonzero(~np.ascontiguousarray(found.T).all(axis=0))
     found[rest] = np.isfinite(durations_s[rest]).any(axis=1)
     return found

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
-from perfd.analysis.data.robust_stats import median
+from perfd.analysis.data.robust_stats import median, over_last
 
 _SENDER, _RECEIVER = 0, 1
 """Places of the two ranks in the arrays of a pair."""
@@ -29,7 +29,7 @@ _NEIGHBOURS = 5
 
 def knows_receivers(pairs: CollectiveStack) -> bool:
     """Whether it is known when operations began: without, receives are lower bounds."""
-    return pairs.gpu_starts_ns is not None and bool((pairs.gpu_starts_ns >= 0).any())
+    return pairs.gpu_starts_ns is not None and bool(pairs.gpu_starts_ns.max(initial=-1) >= 0)
 
 
 def with_waiting_receivers(pairs: CollectiveStack) -> CollectiveStack:
@@ -71,7 +71,7 @@ def _marked(durations_s: Floats, starts_ns: Ints) -> tuple[Ints, Bools, Bools]:
     known = (starts_ns[..., _SENDER] >= 0) & (starts_ns[..., _RECEIVER] >= 0)
     known &= np.isfinite(send_s) & np.isfinite(receive_s)
     marks = known & (receive_s > _WAITED * send_s)
-    return np.flatnonzero(np.count_nonzero(marks, axis=1) >= _FEWEST_MARKS), known, marks
+    return np.flatnonzero(over_last(np.add, marks.view(np.int8)) >= _FEWEST_MARKS), known, marks
 
 
 def _until_sent(durations_s: Floats, starts_ns: Ints, known: Bools, marks: Bools) -> Floats:
