@@ -92,15 +92,19 @@ def test_fields_that_are_no_arguments_have_their_default(make: Make) -> None:
 @WAYS
 def test_equal_records_are_of_one_class_and_have_one_hash(make: Make) -> None:
     kind, other = point(make, frozen=True), point(make, frozen=True)
-    nan = float("nan")
     for _ in range(2):
         assert kind(1.0, tags=["a"]) == kind(1.0, tags=["b"])
         assert kind(1.0) != kind(1.0, 2.0)
-        assert kind(nan) == kind(nan)
         assert kind(1.0) != other(1.0)
         assert kind(1.0).__eq__(1.0) is NotImplemented
         assert hash(kind(1.0, tags=["a"])) == hash(kind(1.0, tags=["b"]))
         assert len({kind(1.0), kind(1.0), kind(2.0)}) == 2
+
+
+def test_a_field_that_is_the_same_object_is_equal() -> None:
+    """Even where it does not equal itself; the standard one, too, up to Python 3.12."""
+    kind, nan = point(records.dataclass, frozen=True), float("nan")
+    assert kind(nan) == kind(nan)
 
 
 @WAYS
