@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -14,7 +14,6 @@ import msgspec
 from perfd.clock import Clock, SystemClock
 from perfd.model import ColumnKind, Record, Scope, WellKnownColumn
 from perfd.printed_output import PrintedOutput
-from perfd.records import dataclass
 
 __all__ = [
     "Bookmark",

@@ -6,10 +6,10 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.file_access import open_as_owner
-from perfd.records import dataclass
 
 READ_BYTES = 1 << 20
 """Largest chunk, so that a large backlog is read in parts."""

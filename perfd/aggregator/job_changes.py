@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.summary_turns import SECONDS_FOR_ALL
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import JobSummary
-from perfd.records import dataclass
 
 _SAME_STEP = 0.1
 """Steps that differ by less from the usual one are as before: faults that are worth an alert cost more."""

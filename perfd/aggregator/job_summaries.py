@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,7 +44,6 @@ from perfd.analysis.steps import StepTimeChange, newest_step_s, step_time_change
 from perfd.clock import Clock
 from perfd.config import AnalysisConfig
 from perfd.model import Alert, StepDoubt, StepSource
-from perfd.records import dataclass
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""

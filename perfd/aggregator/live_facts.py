@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.aggregator.jobs import JobEnd
 from perfd.analysis.steps import StepTimeChange
 from perfd.model import JobOrigin
-from perfd.records import dataclass
 
 NO_ORIGIN = JobOrigin(job="")
 """Of a job whose launcher is unknown."""

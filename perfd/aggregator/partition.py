@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from perfd.model import Record
-from perfd.records import dataclass
 from perfd.wire.subjects import partition_of
 
 

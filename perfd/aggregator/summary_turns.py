@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 GPUS_PER_SECOND = 1024
 """Whose numbers are made in a second at most, in a fleet of any size."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from perfd.model import CaptureTool, RankPlacement
-from perfd.records import dataclass
 
 FOR_HANGS = frozenset({CaptureTool.PY_SPY, CaptureTool.FLIGHT_RECORDER})
 """Tools that read once, at once, and leave nothing in the job: for jobs that hang."""

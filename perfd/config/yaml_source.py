@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field  # noqa: TID251  (they have an order)
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import wraps
 from typing import TypeAlias
 
 from perfd.doctor.node_facts import NodeFacts
-from perfd.records import dataclass
 
 
 class Level(StrEnum):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.capture.nsys import Installation
 from perfd.doctor.stream_facts import StreamFacts
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

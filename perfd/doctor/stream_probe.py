@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from perfd.config import NatsListenConfig, NatsUplinkConfig
 from perfd.doctor.stream_facts import ConsumerFacts, StreamFacts
 from perfd.errors import PerfdError
 from perfd.net import PUBLISHED_HEADER_BYTES, NatsConnector
-from perfd.records import dataclass
 from perfd.wire import subjects
 
 if TYPE_CHECKING:

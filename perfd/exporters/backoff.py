@@ -5,7 +5,7 @@ https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 
 from __future__ import annotations
 
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

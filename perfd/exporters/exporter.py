@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from perfd.analysis.diagnosis import JobSummary
 from perfd.clock import Clock
 from perfd.metrics.series import SeriesFrame
 from perfd.model import Alert, JobOutcome
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,9 @@ import logging
 import threading
 import time
 from collections import deque
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from perfd.exporters.exporter import Exporter, ExporterTally, Round
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

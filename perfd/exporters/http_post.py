@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
@@ -17,7 +17,6 @@ from perfd import __version__
 from perfd.config import HttpClientConfig
 from perfd.errors import ConfigError, reason_of
 from perfd.net import BoundedConnection, BoundedTlsConnection
-from perfd.records import dataclass
 
 _MAX_ANSWER_BYTES = 4096
 """How much of an answer is read: enough for the reason of a refusal."""

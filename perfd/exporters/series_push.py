@@ -6,13 +6,13 @@ import logging
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from perfd.config.exporter_config import PushConfig
 from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import ExporterContext, Round
 from perfd.exporters.http_post import Poster
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 _EARLY_S = 1e-3

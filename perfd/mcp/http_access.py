@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from perfd.errors import PerfdError
 from perfd.net import is_loopback, split_address
 from perfd.net.access_control import BearerToken
-from perfd.records import dataclass
 
 
 class Role(StrEnum):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal
 
 from perfd.errors import PerfdError
 from perfd.mcp.quantities import plain
-from perfd.records import dataclass
 
 _MOST_TEXT_CHARS = 1024
 """Of a text argument: four times the longest name that an aggregator takes."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
-
-from perfd.records import dataclass
 
 NAME_CHARS = 256
 """Of a name, the longest that an aggregator takes (`name_chars` of its limits)."""

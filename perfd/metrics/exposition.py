@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, GCCollector, Metric, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from perfd.collector import ColumnKind
 from perfd.model import Scope, job_labels
-from perfd.records import dataclass
 
 _UNIT_WORDS = {
     "w": "watts",

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from perfd.model.job_origin import JOB_LABEL
-from perfd.records import dataclass
 
 
 class AlertState(StrEnum):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
-
-from perfd.records import dataclass
 
 
 class CaptureTool(StrEnum):

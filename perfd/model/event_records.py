@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from signal import SIGINT, SIGTERM
-
-from perfd.records import dataclass
 
 _LAST_SIGNAL = 64
 """SIGRTMAX on Linux. A higher code is the program's own, such as 255 for `exit(-1)`."""

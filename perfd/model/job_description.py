@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
-
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

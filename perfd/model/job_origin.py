@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 _MOST_NODES = 16_384
 """Most nodes in one list, so that a hostile range is not expanded."""

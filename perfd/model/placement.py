@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfd.model.job_description import ParallelLayout
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from math import nan
-
-from perfd.records import dataclass
 
 
 class Scope(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from perfd.model.capture_records import (
@@ -21,7 +21,6 @@ from perfd.model.job_origin import JobOrigin
 from perfd.model.placement import GpuAllocations, GpuInfo, RankPlacement, ServerInfo
 from perfd.model.samples import SampleTable
 from perfd.model.training_steps import LogProgress, MemoryReport, StepPhases, TrainingStep
-from perfd.records import dataclass
 
 Record: TypeAlias = (
     SampleTable

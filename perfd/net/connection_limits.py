@@ -14,12 +14,12 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
 from perfd.net.deadline import DeadlineReader
 from perfd.net.tls import ServerTls
-from perfd.records import dataclass
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Mapping
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 _LEAST_BYTES = 500
 """A smaller answer is one packet in any case."""

@@ -9,7 +9,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +20,6 @@ from perfd.errors import PerfdError
 from perfd.net.connection_limits import BoundedServer, RequestReader
 from perfd.net.content_encoding import encode_body
 from perfd.net.tls import ServerTls
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1024 * 1024

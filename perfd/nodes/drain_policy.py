@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from perfd.nodes.drain_advice import drain_command, reason_of
 from perfd.nodes.node_ledger import Scheduler
 from perfd.nodes.suspicion import NodeStanding
-from perfd.records import dataclass
 
 _DAY_S = 86_400.0
 """Drained nodes are counted per day."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.findings import Finding, Kind
 from perfd.nodes.incidents import IncidentKind
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 Place = tuple[str, str]

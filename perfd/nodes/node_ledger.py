@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from perfd.nodes.incidents import Incident, decayed
-from perfd.records import dataclass
 
 _MOST_INCIDENTS = 256
 """Of a node; those that weigh least go first."""

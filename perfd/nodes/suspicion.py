@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.nodes.incidents import Incident, decayed
 from perfd.nodes.node_ledger import NodeLedger, NodeRecord, Scheduler
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FACTORS = np.geomspace(2.0, 200.0, 48)

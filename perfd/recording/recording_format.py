@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from perfd.errors import RecordingError
-from perfd.records import dataclass
 
 FORMAT = 1
 """Format version of `recording.json`; others are refused."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.findings import Finding
 from perfd.formatting import duration, percent
-from perfd.records import dataclass
 
 _RECOMMENDATIONS = 5
 """What people can act on at a time."""

@@ -6,13 +6,12 @@ The transitions are those of rules/alerting.go of Prometheus 2.42.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfd.metrics.series import Labels, SeriesKey
 from perfd.model import JOB_LABEL, JOB_LABELS, OWNER_LABELS, Alert, AlertState
-from perfd.records import dataclass
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.series_keys import EvaluationError
 from perfd.rules.rule_model import ActiveAlert, AlertingRule, alert_series

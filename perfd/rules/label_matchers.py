@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 
 METRIC_NAME_LABEL = "__name__"
 

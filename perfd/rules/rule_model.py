@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import Alert
-from perfd.records import dataclass
 from perfd.rules.templates import Template
 
 

@@ -8,14 +8,13 @@ that time, and any other is valid for five minutes after its last sample.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.records import dataclass
 from perfd.rules.label_matchers import MatcherSet
 
 Columns: TypeAlias = slice | NDArray[np.intp]

@@ -12,10 +12,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from perfd.records import dataclass
 from perfd.rules import go_numbers
 from perfd.rules.problems import Problem, TextError
 

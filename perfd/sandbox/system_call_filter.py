@@ -7,8 +7,7 @@ import errno
 import os
 import struct
 from collections.abc import Mapping, Sequence
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 """Options of prctl(2) and the mode of a filter (linux/seccomp.h)."""

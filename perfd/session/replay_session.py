@@ -7,7 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, Uplin
 from perfd.errors import PerfdError
 from perfd.process_memory import tune_malloc
 from perfd.recording.recording_format import open_recording
-from perfd.records import dataclass
 from perfd.session.recording import Playback, installed_players, open_playback
 from perfd.session.session_config import SessionConfig
 

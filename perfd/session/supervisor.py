@@ -15,13 +15,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
 from perfd.clock import SystemClock
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 from perfd.session.channel import FrameKind, MonitorChannel
 from perfd.session.job import WATCHED, ChildProcess, JobStream, OutputRelay, open_outputs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from io import BytesIO
 from mmap import mmap
 from typing import Any, cast
@@ -14,7 +14,6 @@ from google.protobuf.proto import parse_length_prefixed
 from perfd.errors import WireError
 from perfd.model import AgentMessage, Batch, Hello
 from perfd.protobuf_encoding import varint
-from perfd.records import dataclass
 from perfd.wire.agent_messages import check_record_count
 from perfd.wire.convert import HELLO, batch_bytes, batch_from_wire, from_wire, parse
 from perfd.wire.sample_tables import decode_table

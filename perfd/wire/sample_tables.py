@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from dataclasses import dataclass
 from enum import StrEnum
 from struct import Struct
 from typing import Any
@@ -15,7 +16,6 @@ from google.protobuf.message import DecodeError
 from perfd.errors import WireError
 from perfd.model import ColumnBlock, SampleTable, Scope
 from perfd.protobuf_encoding import BYTES, read_tag, read_varint, skip_value
-from perfd.records import dataclass
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 

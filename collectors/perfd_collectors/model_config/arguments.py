@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-
-from perfd.records import dataclass
 
 _MODEL = (
     "model_name_or_path",

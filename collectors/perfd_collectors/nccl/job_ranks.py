@@ -7,12 +7,12 @@ and one process may drive many GPUs, each of which is a rank. Numbers stay while
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from perfd.capture.node import environment_of, rank_of
 from perfd.collector import NumberedRank, PciAddress
-from perfd.records import dataclass
 from perfd_collectors.nccl.segments import Communicator, ProcessRanks
 
 if TYPE_CHECKING:

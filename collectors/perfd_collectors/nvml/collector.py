@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pynvml
 
 from perfd.collector import Options, Settings
 from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable, Scope
-from perfd.records import dataclass
 from perfd_collectors.nvml.columns import FAST_FIELDS, INDEX, NAMES, SLOW_FIELDS, NvmlMetric
 from perfd_collectors.nvml.gpm import GpmRequests, GpmSampler, open_gpm
 from perfd_collectors.nvml.nvml_api import (

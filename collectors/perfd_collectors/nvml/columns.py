@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.collector import Column, ColumnKind
 from perfd.model import Scope
-from perfd.records import dataclass
 
 PERCENT = 100.0
 """Percent per 1. This and the two below are NVML's units per unit of the column."""

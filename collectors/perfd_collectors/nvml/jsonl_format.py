@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from perfd.records import dataclass
 from perfd_collectors.nvml.columns import GPM_METRICS, INDEX, MEGA, PERCENT
 
 SCALARS = (

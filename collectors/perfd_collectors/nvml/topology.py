@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pynvml
 
 from perfd.model import GpuInfo
-from perfd.records import dataclass
 from perfd_collectors.nvml.nvml_api import Fault, Handle, Nvml, NvmlError, fault_of
 
 T = TypeVar("T")

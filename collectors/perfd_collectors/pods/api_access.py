@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.client import HTTPResponse
 from pathlib import Path
 
@@ -11,7 +12,6 @@ import msgspec
 
 from perfd.errors import PerfdError
 from perfd.net import BoundedConnection, BoundedTlsConnection
-from perfd.records import dataclass
 
 _ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _OK, _NOT_FOUND, _GONE = 200, 404, 410

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
 from perfd.model import JobOutcome
-from perfd.records import dataclass
 from perfd_collectors.pods.api_access import NotFoundError
 from perfd_collectors.pods.object_reader import ObjectReader
 

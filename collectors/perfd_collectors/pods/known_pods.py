@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfd.clock import Clock
 from perfd.model import JobOutcome
-from perfd.records import dataclass
 from perfd_collectors.pods.job_of_pod import job_of, job_of_name
 from perfd_collectors.pods.job_reader import DeletedPod, JobReader
 from perfd_collectors.pods.log_files import PodFolder, log_files

@@ -6,9 +6,8 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-
-from perfd.records import dataclass
 
 _FOLDER = re.compile(r"([a-z0-9.-]{1,253})_([a-z0-9.-]{1,253})_([0-9a-f-]{32,36})")
 _FILE = re.compile(r"(\d{1,9})\.log(?:\.(\d{8}-\d{6}))?(\.gz)?")

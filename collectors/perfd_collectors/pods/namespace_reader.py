@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote
 
 import msgspec
 
-from perfd.records import dataclass
 from perfd_collectors.pods.object_reader import ObjectReader
 
 log = logging.getLogger(__name__)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 import msgspec
 
 from perfd.model import JobOutcome
-from perfd.records import dataclass
 
 
 class _Owner(msgspec.Struct, rename="camel"):

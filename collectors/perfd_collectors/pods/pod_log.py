@@ -9,13 +9,12 @@ import gzip
 import os
 import zlib
 from collections.abc import Collection, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
 from perfd.file_access import open_as_owner
 from perfd.model import JobDescription, Record, TrainingStep
-from perfd.records import dataclass
 from perfd_collectors.pods.log_files import LogFile, log_files
 from perfd_collectors.pods.pod_parsers import JobPieces, LogPiece, PodParsers
 

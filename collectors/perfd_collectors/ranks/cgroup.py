@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)", re.IGNORECASE

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from perfd.model import JobOrigin, job_origin
-from perfd.records import dataclass
 from perfd_collectors.ranks.cgroup import CgroupIdentity
 
 KEPT_VARIABLES = frozenset(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from perfd.records import dataclass
 from perfd_collectors.ranks.environment import RankIdentity
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.collector import Column
 from perfd.model import RankColumn, RankPlacement, SampleTable, Scope
-from perfd.records import dataclass
 from perfd_collectors.host.small_files import read_bytes
 from perfd_collectors.ranks.thread_times import (
     ProcessReader,

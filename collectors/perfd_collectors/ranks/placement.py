@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.model import Event, EventKind, JobOrigin, RankPlacement
-from perfd.records import dataclass
 from perfd_collectors.ranks.environment import RankIdentity, origin_of
 
 JobName = Callable[[RankIdentity], str]

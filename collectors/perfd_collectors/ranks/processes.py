@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfd.records import dataclass
 from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
 from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank, time_limit_unix_s
 

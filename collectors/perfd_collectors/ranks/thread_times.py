@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfd.records import dataclass
 from perfd_collectors.host.small_files import names_in, read_bytes
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.collector import PciAddress
-from perfd.records import dataclass
 from perfd_collectors.ranks.environment import Launcher
 from perfd_collectors.ranks.gpu_of_rank import HeldMemory
 from perfd_collectors.ranks.placement import RankProcess, rank_processes

@@ -6,11 +6,10 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from perfd.analysis.serving import Distribution
-from perfd.records import dataclass
 from perfd_collectors.serving.log_text import ANSI
 
 _START = re.compile(r"= [^=]{0,80}Benchmark Result =")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.analysis.serving import Engine
-from perfd.records import dataclass
 
 _DEFAULT_PORTS = {Engine.SGLANG: 30000, Engine.VLLM: 8000}
 _MODULES = {

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
-
-from perfd.records import dataclass
 
 MAX_PAGE_BYTES = 50 * 1024 * 1024
 """Larger pages are refused. Chosen, not measured: far above any engine's page."""

@@ -7,12 +7,12 @@ import ssl
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from perfd.errors import PerfdError, reason_of
 from perfd.net import BoundedConnection, BoundedTlsConnection
-from perfd.records import dataclass
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES
 
 _CHUNK_BYTES = 256 * 1024

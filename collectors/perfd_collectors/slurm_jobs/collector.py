@@ -6,13 +6,12 @@ import contextlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfd.collector import Collector, CollectorSpec, OnUnavailable, Options, Settings
 from perfd.errors import SandboxError, Unavailable, reason_of
 from perfd.model import JobOrigin, Record, job_end, job_origin
-from perfd.records import dataclass
 from perfd_collectors.ranks.environment import parse_environ
 from perfd_collectors.training_log.collector import TrainingLogOptions
 from perfd_collectors.training_log.collector import create as create_training_log

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from perfd.records import dataclass
 from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.parser_output import ParserOutput, training_step
 from perfd_collectors.training_log.progress_bar_log import BarLog

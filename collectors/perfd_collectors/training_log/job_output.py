@@ -7,11 +7,11 @@ import os
 import stat
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.clock import Clock
 from perfd.file_access import open_as, open_as_owner
-from perfd.records import dataclass
 
 LOOK_EVERY_S = 3.0
 """Between two looks at all processes. Chosen, not measured."""

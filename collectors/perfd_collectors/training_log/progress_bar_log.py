@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import field
-
-from perfd.records import dataclass
+from dataclasses import dataclass, field
 
 _MAX_WAITING = 1024
 """Lines without a step, or bars without a line, that wait for each other; bounds memory."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from perfd.records import dataclass
 from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.printed_fields import is_plain_key
 from perfd_collectors.training_log.step_order import ProgressSource, StepLog

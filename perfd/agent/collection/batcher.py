@@ -8,7 +8,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import TypeAlias
@@ -17,7 +17,6 @@ from perfd.agent.collection.batch_pace import BatchPace
 from perfd.agent.spool import Spool
 from perfd.errors import PerfdError, WireError
 from perfd.model import Batch, Record, SampleTable
-from perfd.records import dataclass
 from perfd.wire import convert
 from perfd.wire.service import MAX_MESSAGE_BYTES
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
@@ -13,7 +14,6 @@ from perfd.collector import Bookmark, Collector, CollectorSpec, OnUnavailable, S
 from perfd.config import CollectorConfig, unknown_keys
 from perfd.errors import ConfigError, NothingHere, Unavailable, WireError
 from perfd.model import CollectorHealth, Record
-from perfd.records import dataclass
 from perfd.wire import convert
 
 log = logging.getLogger(__name__)

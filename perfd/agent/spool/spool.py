@@ -11,13 +11,12 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from perfd.agent.spool.spool_file import open_file
 from perfd.agent.spool.spool_identity import Life, begin_life, machine_fingerprint, write_life
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

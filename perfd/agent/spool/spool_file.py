@@ -7,12 +7,12 @@ import logging
 import re
 import sqlite3
 import uuid
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.errors import SpoolError, reason_of
 from perfd.file_access import is_gone
 from perfd.process_lock import HeldElsewhereError, ProcessLock
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

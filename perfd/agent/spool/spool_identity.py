@@ -7,9 +7,8 @@ import hmac
 import secrets
 import sqlite3
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
-
-from perfd.records import dataclass
 
 _MACHINE_ID = Path("/etc/machine-id")
 _TABLE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfd.agent.uplink.nats_publisher import NatsPublisher, PartitionRoutes, jobs_in, new_session
 from perfd.agent.uplink.outgoing import Statuses, put_status
@@ -25,7 +25,6 @@ from perfd.model import (
     Welcome,
 )
 from perfd.net import NatsConnector, end_tasks
-from perfd.records import dataclass
 
 _WELCOME_WITHIN_S = 5.0
 """How long the first batch of a spool's life waits for an aggregator to say what it has; without one that is

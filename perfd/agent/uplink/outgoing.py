@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from perfd.agent.spool import Spool
 from perfd.model import AcknowledgeEach, AgentMessage, CaptureStatus, Goodbye, Hello
-from perfd.records import dataclass
 from perfd.wire import convert
 
 Statuses: TypeAlias = dict[tuple[str, tuple[int, ...]], CaptureStatus]

@@ -6,9 +6,8 @@ Backoff with full jitter: https://aws.amazon.com/blogs/architecture/exponential-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
-
-from perfd.records import dataclass
 
 _STABLE_AFTER_S = 10.0
 """After a connection this long, the next failure counts as the first. A shorter one does not reset the

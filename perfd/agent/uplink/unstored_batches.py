@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 _AGAIN_AFTER_S = 30.0
 """From the publication of a batch to the next, where a later one of its subject is stored: readers store in

@@ -7,7 +7,7 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from perfd import __version__
@@ -18,7 +18,6 @@ from perfd.agent.uplink.reconnect import ReconnectPolicy
 from perfd.clock import Clock, SystemClock
 from perfd.config import UplinkConfig
 from perfd.model import BatchInterval, CaptureStatus, CaptureTool, Goodbye, Hello, NodeMessage, Welcome
-from perfd.records import dataclass
 from perfd.wire.encoded_messages import with_sequence
 
 log = logging.getLogger(__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -11,7 +12,6 @@ import msgspec
 
 from perfd.errors import PerfdError
 from perfd.model import JOB_LABEL, Alert, AlertState
-from perfd.records import dataclass
 
 _VERSION = "4"
 _UNNAMED = "unnamed"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from perfd.model import Alert
-from perfd.records import dataclass
 
 _ANNOUNCED_AFTER_S = 30.0
 """So long after its round a change is announced although neither database nor NATS took it: longer than the

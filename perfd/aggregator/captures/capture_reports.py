@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,6 @@ from perfd.capture.selection import slow_rank_of
 from perfd.clock import Clock
 from perfd.errors import CaptureError, StorageError
 from perfd.net import ObjectStorage
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

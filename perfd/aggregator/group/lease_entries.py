@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from perfd.aggregator.group.sharing import Holder
-from perfd.records import dataclass
 
 _MEMBER, _PARTITION = "member", "partition"
 _MOST_DIGITS = 20

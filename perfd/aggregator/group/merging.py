@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfd.aggregator.web_api import fleet_page
 from perfd.aggregator.web_api.fleet_pages import MOST_ROWS
 from perfd.model import JOB_LABELS, OWNER_LABELS, api_schemas
-from perfd.records import dataclass
 
 Document = Mapping[str, Any]
 _KEYS = {"agents": "agent_id", "nodes": "node", "servers": "name"}

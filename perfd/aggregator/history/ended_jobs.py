@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from perfd.aggregator.history.database import Query
 from perfd.model import Event, EventKind
-from perfd.records import dataclass
 
 _MOST_LEFT_OUT = 30_000
 """SQLite takes 32,766 values in a query."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,7 +31,6 @@ from perfd.model import (
     TrainingStep,
 )
 from perfd.nodes import Drain, Incident, NodeRecord
-from perfd.records import dataclass
 from perfd.rules.rule_model import EngineState
 
 log = logging.getLogger(__name__)

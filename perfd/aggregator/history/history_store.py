@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
@@ -27,7 +28,6 @@ from perfd.aggregator.history.history_rows import (
 from perfd.aggregator.history.unstored_rows import UnstoredRows, unstored
 from perfd.aggregator.partition import SpareRows
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 
 _EARLIEST_UNIX_S = 1_577_836_800.0
 """The first of January 2020: a clock before it was never set."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from urllib.parse import urlsplit
-
-from perfd.records import dataclass
 
 _NODE_SEGMENT = "node"
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import grpc
 import grpc.aio
 
 from perfd.aggregator.ingest.agent_sessions import AgentSession
 from perfd.model import Ack
-from perfd.records import dataclass
 from perfd.wire.convert import encode_message
 
 Context = grpc.aio.ServicerContext[bytes, bytes]

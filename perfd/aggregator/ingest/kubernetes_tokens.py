@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,7 +17,6 @@ from perfd.aggregator.ingest.agent_credential import AgentCredential
 from perfd.config import KubernetesIdentityConfig
 from perfd.errors import ConfigError, PerfdError, RefusedError
 from perfd.net import BoundedTlsConnection, client_context
-from perfd.records import dataclass
 
 _PATH = "/apis/authentication.k8s.io/v1/tokenreviews"
 _TIMEOUT_S = 5.0

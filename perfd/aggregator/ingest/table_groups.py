@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from weakref import WeakKeyDictionary
@@ -12,7 +13,6 @@ import numpy as np
 from perfd.aggregator.state import alike_tables
 from perfd.errors import WireError
 from perfd.model import AgentMessage, SampleTable
-from perfd.records import dataclass
 from perfd.wire.agent_messages import AgentEnvelope, decode_agent_message
 from perfd.wire.sample_tables import TableForm, TableReader
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfd.aggregator.jobs.job_lifetime import JobEnd
 from perfd.aggregator.jobs.record_source import RecordSource
@@ -12,7 +13,6 @@ from perfd.analysis.diagnosis import JobPast
 from perfd.analysis.findings import FaultPeriod
 from perfd.errors import RefusedError
 from perfd.model import Event, EventKind, JobOutcome, TrainingStep
-from perfd.records import dataclass
 
 _QUIET_S = 60.0
 """Without a report of any step; before that, an earlier step is not one of a new attempt. Chosen."""

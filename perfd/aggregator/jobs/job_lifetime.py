@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfd.model import Event, JobOutcome
-from perfd.records import dataclass
 
 RANKS_RETURN_WITHIN_S = 60.0
 """torchelastic has new workers seconds after the old ones' end; an agent that is upgraded is back sooner."""

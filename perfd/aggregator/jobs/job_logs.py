@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 from perfd.aggregator.jobs.record_source import RecordSource
 from perfd.model import LogProgress
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.model import HOOK_MARK, StepSource, TrainingStep
-from perfd.records import dataclass
 
 _STEPS_BEFORE_ARRIVAL, _STEPS_OF_LINE = 50, 5
 """Steps by operations need ten repeats; operations that show none by so many steps of the log will not soon.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
@@ -12,7 +13,6 @@ from numpy.typing import NDArray
 from perfd.aggregator.limits import Limits
 from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
 from perfd.model import PhaseTime, StepPhases, TrainingStep
-from perfd.records import dataclass
 
 _FIRST_ROWS = 64
 """Of a new table, which doubles when it is full."""

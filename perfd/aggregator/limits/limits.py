@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from dataclasses import field
-
-from perfd.records import dataclass
+from dataclasses import dataclass, field
 
 log = logging.getLogger(__name__)
 

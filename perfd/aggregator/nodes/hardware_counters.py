@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from perfd.aggregator.state import NodeState
 from perfd.model import GpuColumn, NicColumn, Scope
 from perfd.nodes import IncidentKind
-from perfd.records import dataclass
 
 PROGRAM_ERRORS = frozenset({"11", "13", "31", "43", "45", "121", "137", "154"})
 """XIDs that programs cause, or that only go with others: those that rules/hardware.yaml leaves out."""

@@ -6,6 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.aggregator.history import HistoryStore, Statement, node_memory_row
 from perfd.aggregator.jobs import JobState
@@ -27,7 +28,6 @@ from perfd.nodes import (
     blames_of,
     standings,
 )
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

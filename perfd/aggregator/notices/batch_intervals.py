@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from perfd.aggregator.job_changes import CALM_AFTER_S
 from perfd.aggregator.summary_turns import NODES_IN_EACH_ROUND
-from perfd.records import dataclass
 
 QUIET_INTERVAL_S = 3.0
 """Asked of agents whose nodes are calm. Chosen: it saves two of three messages, and what only samples show is

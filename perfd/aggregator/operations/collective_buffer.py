@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +16,6 @@ from perfd.aggregator.operations.kernel_time_shares import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.analysis.data.robust_stats import over_last
 from perfd.model import CollectiveTimes, TimingSource
-from perfd.records import dataclass
 
 _FIRST_ROOM = 32
 """Operations of a new buffer, which doubles when it is full."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil, inf, isfinite
 from typing import Any
 
@@ -21,7 +21,6 @@ from perfd.analysis.data.job_data import StepTable
 from perfd.clock import Clock
 from perfd.config import HistoryConfig
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 
 _MOST_SECONDS = 90 * 86_400.0
 """Searched for a job's first step."""

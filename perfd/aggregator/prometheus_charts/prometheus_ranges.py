@@ -7,6 +7,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from urllib.parse import urlencode
 
 import msgspec
@@ -15,7 +16,6 @@ from perfd.clock import Clock
 from perfd.config import HistoryConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.exporters.http_post import Poster, PostResponse
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

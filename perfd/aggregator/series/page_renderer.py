@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -13,7 +14,6 @@ from perfd.aggregator.series.metric_names import Described
 from perfd.metrics.catalog import empty_family
 from perfd.metrics.exposition import MetricSource
 from perfd.metrics.series import Labels, SeriesFrame, SeriesKey
-from perfd.records import dataclass
 
 _TEXT, _ = choose_encoder("")
 _OPENMETRICS, _ = choose_encoder("application/openmetrics-text")

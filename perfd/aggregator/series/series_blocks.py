@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
 from perfd.metrics.catalog import Value
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,11 @@ import hashlib
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.batch_repeats import BatchSequence
 from perfd.model import CaptureTool, Hello
-from perfd.records import dataclass
 
 _CLOCK_SAMPLES = 32
 """Newest batches, by the quickest of which an agent's clock is judged. Chosen."""

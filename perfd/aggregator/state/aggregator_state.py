@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from dataclasses import dataclass
 
 from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.failures import Failures
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.agent_registry import AgentRegistry
 from perfd.aggregator.state.fleet import Fleet
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -9,7 +10,6 @@ from numpy.typing import NDArray
 
 from perfd.analysis.data.job_data import Floats
 from perfd.model import ColumnBlock, GpuColumn, SampleTable, Scope
-from perfd.records import dataclass
 
 HISTORY_COLUMNS = frozenset(column.value for column in GpuColumn)
 """The columns that analysis and charts read; of all others only the newest value is kept."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 
 from perfd.aggregator.limits import Limits
-from perfd.records import dataclass
 
 
 class BatchVerdict(Enum):

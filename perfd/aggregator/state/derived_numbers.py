@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from perfd.analysis.data.job_data import NO_NCCL_TIMES, Captured, Floats, GpuTab
 from perfd.analysis.data.robust_stats import known, median
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.model import NicColumn, RankPlacement, Scope
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _SEVERAL = 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.aggregator.jobs import JobState, RecordSource
 from perfd.model import Record
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -15,7 +16,6 @@ from perfd.aggregator.state.node_state import NodeState
 from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, StepTable
 from perfd.analysis.data.robust_stats import mean
 from perfd.model import GpuColumn
-from perfd.records import dataclass
 
 _NO_STEPS_WINDOW_S = 60.0
 """Of GPU samples, for a job without steps. Chosen."""

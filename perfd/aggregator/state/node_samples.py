@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import cast
 
@@ -16,7 +17,6 @@ from perfd.aggregator.state.gpu_history import GpuHistory
 from perfd.aggregator.state.table_layout import Layout, TableLayout
 from perfd.analysis.data.job_data import Floats
 from perfd.model import ColumnBlock, SampleTable, Scope
-from perfd.records import dataclass
 
 _MOST_WAITING = 8
 """Tables of a scope: some 25 kB of a node with 8 GPUs. As a round reads all every 5 s, usually 5 wait."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from perfd.records import dataclass
 
 _METRIC = re.compile(r"[a-z][a-z0-9_]{0,99}")
 """What can become the name of an exported series."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfd import __version__
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.state import AgentState, NodeState
 from perfd.model import Scope
-from perfd.records import dataclass
 
 _DOCTOR = "perfd doctor"
 _CLOCK_OFF_S = 1.0

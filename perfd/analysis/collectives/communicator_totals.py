@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
@@ -14,7 +15,6 @@ from perfd.analysis.operations.bandwidth_model import BandwidthModel, expected_o
 from perfd.analysis.operations.bus_factor import bus_factor
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.model import TimingSource
-from perfd.records import dataclass
 
 _TINY_BYTES = 64 * 1024
 """A message so small is latency, not bandwidth."""

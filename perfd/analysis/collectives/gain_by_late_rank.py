@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.collectives.late_rank_cost import LONG, LateRankLosses
@@ -9,7 +11,6 @@ from perfd.analysis.collectives.step_losses import AnalysisWindow
 from perfd.analysis.counterfactual.fault_onset import is_over, late_stretch, step_change, takes_turns
 from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import highest
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _MOST_REPLAYED = 16

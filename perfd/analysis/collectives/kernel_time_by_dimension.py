@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.layout import PAIR_OPERATION, dimension_name
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of waiting."""

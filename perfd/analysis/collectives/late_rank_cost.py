@@ -13,6 +13,7 @@ Steps are put into blocks to distinguish a rank that is always late from many th
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,7 +30,6 @@ from perfd.analysis.counterfactual import (
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import mean, median
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
-from perfd.records import dataclass
 
 RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then

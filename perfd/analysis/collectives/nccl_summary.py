@@ -6,7 +6,7 @@ Uses GPU times of perfd's plugin or of NCCL's Inspector; `communicator_waits` se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -38,7 +38,6 @@ from perfd.analysis.layout import ALONE, PAIR_OPERATION, LinkSpeeds, group_name,
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch, ranks_behind, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
-from perfd.records import dataclass
 
 __all__ = ["NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "NcclSummary", "group_name", "nccl"]
 

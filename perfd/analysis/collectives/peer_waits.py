@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.data.robust_stats import highest
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
-from perfd.records import dataclass
 
 _MOST_RANKS = 12
 """On each side of the matrix; of a larger job those that wait most, and that are waited for most."""

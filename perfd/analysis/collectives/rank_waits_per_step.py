@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from perfd.analysis.collectives.late_rank_cost import NEEDED_AT_ONCE
 from perfd.analysis.data.job_data import Bools, Floats, StepTable
 from perfd.analysis.data.robust_stats import median_of
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
-from perfd.records import dataclass
 
 _LEAST_PER_STEP = 0.7
 """Rarer operations cannot be assigned to a step."""

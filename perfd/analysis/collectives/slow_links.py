@@ -9,6 +9,7 @@ dimension and size with the same messages), and inside a node from the links of 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -18,7 +19,6 @@ from perfd.analysis.data.robust_stats import median, over_last, plain_median
 from perfd.analysis.operations.bandwidth_model import BandwidthModel
 from perfd.analysis.operations.bus_factor import bus_factor
 from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_OPERATIONS = 8

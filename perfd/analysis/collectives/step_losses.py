@@ -7,14 +7,13 @@ steps first, so that one step of all ranks is side by side.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
 from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
-from perfd.records import dataclass
 
 MOST_BLOCKS = 10
 """Steps required at most: with two ranks so many rule out chance (`_CHANCE`)."""

@@ -12,7 +12,7 @@ waited, beside what steps take otherwise, by their mean over these lines.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from perfd.analysis.data.robust_stats import median, plain_median
 from perfd.analysis.operations.communicator_waits import MATCHED_OPERATIONS, CommunicatorBatch
 from perfd.analysis.operations.operation_rate import MOST_STEPS, each_step_s, lines_of_steps, paced
 from perfd.analysis.operations.repeat_period import repeat_period
-from perfd.records import dataclass
 
 _SEVERAL = 2
 """Steps of a line."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -27,7 +27,6 @@ from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
 from perfd.analysis.operations.peers_of_expert_groups import balanced, peers_in_expert_groups
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_OPERATIONS = 20

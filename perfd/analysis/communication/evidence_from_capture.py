@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.analysis.data.job_data import Captured, JobData
 from perfd.model import TraceShares
-from perfd.records import dataclass
 
 _LONGEST_AGE_S = 6 * 3600.0
 """An older capture does not show how the job runs now. Chosen."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfd.analysis.collectives import NcclDimension
 from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
 from perfd.analysis.layout import ALL_REDUCE, ALL_TO_ALL, WORLD, dimension_name, group_name
 from perfd.analysis.steps import DATA_PARALLEL
 from perfd.model import GroupShares, JobDescription, ParallelLayout
-from perfd.records import dataclass
 
 KERNELS = "nccl plugin: kernels on the GPU"
 _WAITS_FOR_EACH = "schedule: without interleaving Megatron-LM waits for each send and receive"

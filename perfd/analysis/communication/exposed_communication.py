@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from perfd.analysis.data.robust_stats import median_of, ratio
 from perfd.analysis.flops.model_shape import parameter_counts
 from perfd.analysis.steps import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
-from perfd.records import dataclass
 
 _TIMERS = "timers"
 """How the source of a share that they show begins."""

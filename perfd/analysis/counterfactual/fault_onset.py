@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import median, median_error, plain_median, plain_quantile
-from perfd.records import dataclass
 
 _USUAL_STEPS = (10, 20)
 """Newest steps by which it is late as usual, in some of them: a fault may have just begun, or ended."""

@@ -7,7 +7,7 @@ by itself. As fast as the ranks of other sets, all of them would end each step e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from perfd.analysis.counterfactual.fault_onset import late_steps, late_stretch, 
 from perfd.analysis.counterfactual.gain_by_step import trimmed_mean
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import mean, median, median_error, median_of
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_RANKS = 2

@@ -11,13 +11,13 @@ longer ones and that it is the same rank in them, as for a rank with peers.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, newest_by_chance, plain_median
-from perfd.records import dataclass
 
 _FEWEST_SINCE, _MOST_SINCE = 4, 20
 """Steps since the change; later the steps before are another time."""

@@ -7,13 +7,13 @@ a checkpoint by one rank and a health check on one node look so.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import takewhile
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.data.robust_stats import median
-from perfd.records import dataclass
 
 _STEPS = 40
 """The newest, in which stalls are looked for."""

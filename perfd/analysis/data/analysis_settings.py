@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.flops.gpu_peak_lookup import PeakTable
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

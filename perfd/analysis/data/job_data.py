@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from perfd.model import (
     TimingSource,
     TraceShares,
 )
-from perfd.records import dataclass
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

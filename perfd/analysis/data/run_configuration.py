@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from perfd.analysis.data.job_data import JobData
 from perfd.model import ModelShape, Recompute
-from perfd.records import dataclass
 
 HIDDEN = "(hidden)"
 _SECRET = re.compile(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfd.analysis.communication import CaptureEvidence, not_used
 from perfd.analysis.findings import Kind, advice
 from perfd.formatting import percent
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
@@ -40,7 +40,6 @@ from perfd.analysis.stragglers import (
     WaitingPair,
 )
 from perfd.model import JobDescription, ParallelLayout, StepDoubt, StepSource
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")

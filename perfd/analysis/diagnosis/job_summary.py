@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -26,7 +26,6 @@ from perfd.analysis.steps import (
 from perfd.analysis.stragglers import RankSlowdown
 from perfd.formatting import duration
 from perfd.model import Alert, ParallelLayout, StepDoubt, StepSource, alert_json, one_step
-from perfd.records import dataclass
 
 __all__ = [
     "SCHEMA",

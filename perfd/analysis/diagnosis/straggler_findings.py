@@ -9,6 +9,7 @@ that waits least by its peers is the slow one.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +35,6 @@ from perfd.analysis.diagnosis.own_past_findings import (
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.stragglers import Pattern, slow_together
 from perfd.formatting import percent, rank_names
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _SIGMAS = 5.0

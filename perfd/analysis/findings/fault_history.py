@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 from perfd.analysis.findings.finding import LONGER_STEPS, Culprit, Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, FAULTS, Kind
 from perfd.analysis.findings.steady_causes import SteadyCauses
 from perfd.analysis.findings.verdict import Moment
 from perfd.formatting import duration, moment, percent
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _ALWAYS = FAULTS | {Kind.PERIODIC_STALL, Kind.GPU_CONTENTION}

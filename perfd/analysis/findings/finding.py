@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from perfd.analysis.findings.finding_kind import Kind
 from perfd.formatting import percent
-from perfd.records import dataclass
 
 _CERTAINTIES = ((0.8, "measured"), (0.5, "likely"), (0.0, "possible"))
 """From which confidence on, and the word that is shown: the number is an order of kinds of evidence only."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 
 import msgspec.toml
-
-from perfd.records import dataclass
 
 
 class OptionsOf(StrEnum):

@@ -12,14 +12,13 @@ Longer steps of unknown cause stay the finding for as long, until a cause is fou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfd.analysis.findings.causal_graph import acting_order, cause_of, explains
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
 from perfd.analysis.findings.same_fault import is_same
 from perfd.formatting import duration, percent
-from perfd.records import dataclass
 
 _KINDS = frozenset({Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.DATA_LOADING, Kind.HOST_CONTENTION})
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfd.analysis.findings.causal_graph import acting_order, cause_of
 from perfd.analysis.findings.finding import Culprit, Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _NO_CAUSE = COMPUTATION | {Kind.UNKNOWN}

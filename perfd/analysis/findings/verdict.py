@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from perfd.analysis.findings.finding import Finding
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

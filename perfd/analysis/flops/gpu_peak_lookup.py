@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import msgspec
-
-from perfd.records import dataclass
 
 _MOST_KEPT = 4096
 """Comparisons of names that are kept: a fleet has few kinds of GPUs, which are looked up all the time."""

@@ -7,8 +7,9 @@ uses, so the same terms count both. The closed form is that of Megatron-LM
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.model import ModelShape, MoeShape
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from perfd.model import Event, EventKind
-from perfd.records import dataclass
 
 _KINDS = frozenset({
     EventKind.HARDWARE_ERROR, EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.NCCL_TIMES_WRONG,

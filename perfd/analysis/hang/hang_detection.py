@@ -11,6 +11,7 @@ rank is seen to work is enough there.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from perfd.analysis.hang.silence import REPORT_S, longest_pause_s, patience_s, s
 from perfd.analysis.steps import stage_of_ranks
 from perfd.formatting import rank_names
 from perfd.model import CollectiveProgress, EventKind, GpuColumn, ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _NO_TENSOR = 0.01

@@ -8,6 +8,7 @@ data-parallel ones.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from perfd.analysis.data.job_data import Ints
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 
 PAIR_OPERATION = "SendRecv"
 """What perfd calls a send and the receive that it is matched with."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints, JobData
-from perfd.records import dataclass
 
 PORTS = "the nodes' InfiniBand and RoCE ports, shared by their GPUs"
 CONFIGURED = "analysis.network_bytes_per_s"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from perfd.analysis.data.job_data import JobData
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

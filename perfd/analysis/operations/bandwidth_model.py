@@ -8,6 +8,7 @@ group's GPUs. NVLink SHARP and trees send less, and may be faster.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from perfd.analysis.data.robust_stats import over_last
 from perfd.analysis.layout import PAIR_OPERATION, RankLocations
 from perfd.analysis.operations.bus_factor import bus_factor
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
-from perfd.records import dataclass
 
 _RING_S, _TREE_S = 6.6e-6, 6.8e-6
 _HOP_S = 0.6e-6

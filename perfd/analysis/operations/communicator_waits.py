@@ -14,12 +14,10 @@ those count in which all others wait for one rank.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-
-from perfd.records import dataclass
 
 if TYPE_CHECKING:
     from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints

@@ -7,9 +7,10 @@ direction. NVLink SHARP and trees send less, and may be faster.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.analysis.operations.bus_factor import bus_factor
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 
 OPERATIONS = ("AllReduce", "ReduceScatter", "AllGather", "AlltoAll", "Broadcast")
 

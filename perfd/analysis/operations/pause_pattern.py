@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
-from perfd.records import dataclass
 
 _FEWEST_REPEATS = 10
 """Repeats within the held operations that a period must have. Chosen."""

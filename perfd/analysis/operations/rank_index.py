@@ -7,6 +7,7 @@ the order of those that report: a rank of any number costs as much as rank 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,7 +15,6 @@ from perfd.analysis.data.job_data import Bools, Ints
 from perfd.analysis.layout import roles_of
 from perfd.analysis.steps import stage_of_ranks
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints
-from perfd.records import dataclass
 
 FEWEST_REPEATS = 3
 """What is there twice may be chance; three times in a row, over most of what is known, hardly is."""

@@ -8,13 +8,14 @@ gradients repeats them more rarely: nothing of a backward pass runs between them
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median, near_sigma_of
 from perfd.analysis.operations.step_boundaries import LEAST_RATIO, longer_each, still_ahead
 from perfd.model import StepDoubt
-from perfd.records import dataclass
 
 _OPTIMIZER_US_PER_BYTE = 7 / 3.35e6
 """Adam reads gradient, parameter and two moments, and writes three of them, at the 3.35 TB/s of an H100. In

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfd.analysis.serving.histograms import Distribution, Histogram
-from perfd.records import dataclass
 
 
 class Engine(StrEnum):

@@ -6,10 +6,10 @@ From Hugging Face's `config.json` and the server's own arguments.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from perfd.model import MlaShape, ModelShape, MoeShape
-from perfd.records import dataclass
 
 _BITS_BY_DTYPE = {
     "float32": 32, "float": 32, "bfloat16": 16, "bf16": 16, "float16": 16, "half": 16, "fp16": 16,

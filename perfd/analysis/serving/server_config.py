@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfd.analysis.serving.served_model import first_size
 from perfd.analysis.serving.serving_theory import ServingLayout
-from perfd.records import dataclass
 
 _TP = ("tp_size", "tensor_parallel_size")
 _PP = ("pp_size", "pipeline_parallel_size")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, Latency, Length, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, distribution, increase
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from perfd.analysis.findings import Finding, finding_json
@@ -11,7 +12,6 @@ from perfd.analysis.serving.histograms import Distribution
 from perfd.analysis.serving.server_rates import ServerRates
 from perfd.analysis.serving.serving_theory import DecodeStep
 from perfd.analysis.serving.theory_comparison import TheoryComparison
-from perfd.records import dataclass
 
 SCHEMA = "perfd.serving/2"
 

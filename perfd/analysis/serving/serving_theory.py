@@ -10,10 +10,11 @@ all-reduces (5 to 15 µs each on NVLink), sampling and the scheduler.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.analysis.serving.served_model import ServedModel
 from perfd.model import ModelShape
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

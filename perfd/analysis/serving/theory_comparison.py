@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.server_rates import ServerRates
 from perfd.analysis.serving.serving_theory import DecodeStep, Theory
-from perfd.records import dataclass
 
 _TYPICAL_PROMPT_TOKENS = 1024
 """Assumed where metrics do not say how long prompts are."""

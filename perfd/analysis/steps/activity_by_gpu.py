@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -13,7 +14,6 @@ from perfd.analysis.data.robust_stats import mean, median
 from perfd.analysis.data.training_time import training_samples
 from perfd.analysis.steps.steady_steps import lines_are_means
 from perfd.model import GpuColumn
-from perfd.records import dataclass
 
 STEADY_STEPS, TRAINING_TIME = "steady steps", "training time"
 """What samples are of."""

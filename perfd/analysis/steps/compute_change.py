@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +13,6 @@ from perfd.analysis.steps.phase_timers import Timers
 from perfd.analysis.steps.pipeline_bubble import stage_of_ranks
 from perfd.formatting import percent
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST = 5

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu, products_of
 from perfd.analysis.steps.mfu import gpu_infos
 from perfd.model import JobDescription
-from perfd.records import dataclass
 
 _WEIGHT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "fp4": 0.5}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,6 @@ from perfd.analysis.data.job_data import Floats, GpuTable, Ints, JobData, StepTa
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps.longer_steps import lines_since
 from perfd.model import GpuColumn
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _BEFORE = 8

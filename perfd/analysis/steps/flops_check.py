@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
@@ -12,7 +14,6 @@ from perfd.analysis.flops.flops_conventions import (
     train_flops_per_token,
 )
 from perfd.model import JobDescription, ModelShape
-from perfd.records import dataclass
 
 _AGREEMENT_RATIO = 0.005
 """Relative difference that the rounding of a log can make. Chosen."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.steps.phase_timers import BACKWARD, COMMUNICATION, DATA, FORWARD, OPTIMIZER, Timers
 from perfd.analysis.steps.steady_steps import SteadySteps
-from perfd.records import dataclass
 
 _LONGER_RATIO = 1.1
 """Chosen: a step that is longer than the median by less is scatter."""

@@ -8,6 +8,8 @@ these two.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
@@ -15,7 +17,6 @@ from perfd.analysis.data.job_data import Bools, Floats, GpuTable, Ints, StepTabl
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, mean, median
 from perfd.analysis.steps.steady_steps import SteadySteps, lines_are_means
 from perfd.model import GpuColumn
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_SINCE, _MOST_SINCE = 6, 50

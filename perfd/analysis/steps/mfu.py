@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
 from perfd.formatting import flops as flops_in_words
 from perfd.model import GpuColumn, GpuInfo, JobDescription, Recompute, StepDoubt
-from perfd.records import dataclass
 
 _PARTS_RATIO = 1.25
 """Over what tensor cores allow: of a step in two parts, MFU would seem twice as high. Chosen."""

@@ -8,12 +8,12 @@ ignored by the analysis.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints, PhaseTable, StepTable
 from perfd.analysis.data.robust_stats import median
-from perfd.records import dataclass
 
 WINDOW = "forward-backward"
 """The whole pipeline schedule; since Megatron core 0.7 it holds the gradients' finalization too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.data.robust_stats import known, mean, median, median_of
 from perfd.analysis.steps.phase_timers import BACKWARD, FINALISATION, FORWARD, WINDOW, Timers
 from perfd.model import JobDescription, ParallelLayout
-from perfd.records import dataclass
 
 SOURCE_BY_RANK = "timers: by rank"
 SOURCE_EXTREMES = "timers: minimum and maximum over ranks"

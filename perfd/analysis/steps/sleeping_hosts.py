@@ -10,7 +10,7 @@ they waited for GPUs that were busy.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,6 @@ from perfd.analysis.data.robust_stats import known, median
 from perfd.analysis.steps.activity_by_gpu import TRAINING_TIME, GpuActivity
 from perfd.analysis.steps.fallen_activity import activity_fell
 from perfd.analysis.steps.longer_steps import LongerSteps, lines_needed, lines_since
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _LATEST_S = 0.5

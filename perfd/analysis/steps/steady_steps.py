@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
@@ -12,7 +13,6 @@ from numpy.lib.stride_tricks import sliding_window_view
 from perfd.analysis.data.job_data import Bools, Floats, Ints, StepTable
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median
 from perfd.model import Event, EventKind
-from perfd.records import dataclass
 
 _NEIGHBOURS = 10
 """On each side: what is slow for longer than this is the job's new pace, not an outlier."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -12,7 +13,6 @@ from perfd.analysis.data.job_data import Bools, Floats, Ints, StepTable
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median, median_of, near_sigma_of, sigma_of
 from perfd.analysis.steps.steady_steps import lines_are_means, steady_rows
 from perfd.model import Event
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _JUST_BEFORE = 8

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, GpuKey, Ints, JobData
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.model import GpuColumn
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _HARD: Mapping[str, tuple[int, GpuColumn | None]] = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, JobData
@@ -17,7 +19,6 @@ from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu
 from perfd.analysis.steps.phase_timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
 from perfd.analysis.steps.steady_steps import SteadySteps
 from perfd.model import GpuColumn, MemoryReport, ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _NEAR = 3

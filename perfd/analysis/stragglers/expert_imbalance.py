@@ -10,6 +10,7 @@ NCCL's, in which hardly any multiprocessor is active.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,6 @@ from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps import GpuActivity, LongerSteps
 from perfd.model import GpuColumn, ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 NCCL_SM_RATIO = 0.15

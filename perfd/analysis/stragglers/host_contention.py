@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data.job_data import HostWaitTable
 from perfd.analysis.data.robust_stats import known, median
 from perfd.model import RankColumn
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _CPUS = (RankColumn.CPU_WAIT, RankColumn.CPU_THROTTLED)

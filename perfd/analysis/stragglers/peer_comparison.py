@@ -8,6 +8,7 @@ of its own steps; where a peer is missing, no rank is named.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from statistics import NormalDist
 
@@ -18,7 +19,6 @@ from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, median
 from perfd.analysis.steps import STEADY_STEPS, TRAINING_TIME, GpuActivity, Timers, newest_rows
 from perfd.analysis.stragglers.role_groups import RoleBlock, others, role_blocks
 from perfd.model import GpuColumn, ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_STEPS = 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, S
 from perfd.analysis.data.robust_stats import median_of, sigma_of
 from perfd.analysis.operations.communicator_waits import stacked
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _NEWEST = (200, 50, 25)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.steps import Timers
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _FEWEST_STEPS = 5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.collectives import NcclSummary
@@ -10,7 +12,6 @@ from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps import Timers
 from perfd.analysis.stragglers.role_groups import peer_groups
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 
 _MOST_RANKS = 1024
 """Ranks that a summary lists, the slowest."""

@@ -9,6 +9,7 @@ work and never sleeps while workers of a loader read the data.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -20,7 +21,6 @@ from perfd.analysis.data.job_data import Floats, GpuTable, JobData, LaunchTable
 from perfd.analysis.steps import LongerSteps
 from perfd.analysis.stragglers.role_groups import others
 from perfd.model import GpuColumn, ParallelLayout
-from perfd.records import dataclass
 
 _WORKING = 0.5
 """Of the added time, that a GPU computes for longer where it has more work."""

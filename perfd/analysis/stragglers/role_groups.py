@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats, Ints
@@ -9,7 +11,6 @@ from perfd.analysis.data.robust_stats import median
 from perfd.analysis.layout import roles_of
 from perfd.analysis.steps import stage_of_ranks
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 
 _SMALL_GROUP = 8
 """In a larger group one member does not move the median by much."""

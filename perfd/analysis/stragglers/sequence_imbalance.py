@@ -8,6 +8,8 @@ and 45 to 90% with unequal sequences, at most 0.90 and 7% in its other two.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from perfd.analysis.data.job_data import Floats
@@ -15,7 +17,6 @@ from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps import BACKWARD, FORWARD, Timers
 from perfd.analysis.stragglers.role_groups import peer_groups
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _STEADY_RANK = 1.1

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.data.job_data import JobData
 from perfd.model import EventKind
-from perfd.records import dataclass
 
 _STILL_SEEN_S = 60.0
 """So long after two jobs under one name are one again, operations of both may be among the newest. Chosen."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -32,7 +33,6 @@ from perfd.capture.trace_check import check_trace
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.records import dataclass
 
 _SUFFIX = ".xplane.pb"
 _PLACE_VARIABLE = "TMPDIR"

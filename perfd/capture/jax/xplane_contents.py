@@ -5,13 +5,13 @@ from __future__ import annotations
 import mmap
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from google.protobuf.message import DecodeError
 
 from perfd.errors import CaptureError
-from perfd.records import dataclass
 from perfd.trace.model.step_coverage import Recorded, whole_steps
 from perfd.trace.model.trace_steps import TraceStep
 from perfd.trace.readers.chrome_json import ChromeEvent

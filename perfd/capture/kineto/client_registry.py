@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
 from perfd.capture.kineto.kineto_protocol import ConfigPoll
-from perfd.records import dataclass
 
 POLL_PERIOD_S = 5.0
 """What libkineto does unless it is configured otherwise."""

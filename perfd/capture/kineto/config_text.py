@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from perfd.errors import CaptureError
-from perfd.records import dataclass
 
 ACTIVITIES = (
     "cpu_op",

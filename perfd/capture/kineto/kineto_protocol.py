@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
-
-from perfd.records import dataclass
 
 MAX_FRAME_BYTES = 4096
 """A request has at most 11 pids, which is 100 bytes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.capture.kineto import config_text
@@ -31,7 +32,6 @@ from perfd.capture.trace_check import check_trace
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.records import dataclass
 
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"

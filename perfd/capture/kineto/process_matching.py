@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.capture.kineto.client_registry import KinetoClient
@@ -16,7 +16,6 @@ from perfd.capture.node import (
     runs,
 )
 from perfd.model import RankPlacement
-from perfd.records import dataclass
 
 _SILENT_PERIODS = 3
 """A process that missed three of its own polls cannot take a request in time."""

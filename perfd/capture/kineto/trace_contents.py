@@ -6,13 +6,13 @@ import mmap
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 import msgspec
 
 from perfd.errors import CaptureError, TraceError
-from perfd.records import dataclass
 from perfd.trace.model.step_coverage import Recorded, Span, whole_steps
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
 from perfd.trace.readers.chrome_json import ChromeEvent, ChromeFile, list_ends, members_behind

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from perfd.capture.expected_job_end import window_s
 from perfd.capture.node import CapturePlan
-from perfd.records import dataclass
 
 _SHORTEST_STEPS = 1
 """A capture has at least one whole step."""

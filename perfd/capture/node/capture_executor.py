@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
@@ -29,7 +29,6 @@ from perfd.model import (
     CaptureStatus,
     CaptureTool,
 )
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import stat
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -16,7 +16,6 @@ from perfd.capture.selection import check_capture_id
 from perfd.errors import CaptureError
 from perfd.formatting import data_size
 from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

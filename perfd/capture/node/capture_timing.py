@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from perfd.capture.expected_job_end import (
     MARGIN_S,
@@ -21,7 +22,6 @@ from perfd.capture.node.stop_conditions import StopReason
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureRequest, CaptureState, CaptureStatus
-from perfd.records import dataclass
 
 LATE_AFTER_S = 1.0
 """A start later than this would not be together with the other nodes."""

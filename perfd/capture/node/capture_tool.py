@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool
-from perfd.records import dataclass
 
 TRACE_SUFFIXES = (".sqlite", ".trace.json", ".trace.json.gz", ".xplane.pb")
 """Endings of the names of traces that perfd can analyze."""

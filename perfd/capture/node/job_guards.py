@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from statistics import median
 
 from perfd.capture.expected_job_end import ExitOptions, Pace
-from perfd.records import dataclass
 
 _BASELINE_STEPS = 20
 """Newest steps before the capture, whose median is the usual step time. Chosen."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
 from perfd.errors import ConfigError
-from perfd.records import dataclass
 
 LOOK_EVERY_S = 600.0
 """An agent that lives for one job must see some of it pass."""

@@ -11,6 +11,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.capture.node.capture_storage import free_bytes
@@ -21,7 +22,6 @@ from perfd.capture.selection import check_capture_id, slug
 from perfd.errors import CaptureError
 from perfd.formatting import data_size
 from perfd.model import CaptureFile
-from perfd.records import dataclass
 
 _NO_ROOM = "Removed for newer captures (capture.share_max_bytes)."
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 from perfd.formatting import data_size
 from perfd.model import CaptureRequest
-from perfd.records import dataclass
 
 
 class StopReason(Enum):

@@ -12,13 +12,13 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from perfd.errors import CaptureError
 from perfd.file_access import as_user, opened_inside
 from perfd.formatting import data_size
-from perfd.records import dataclass
 
 _PREFIX = "perfd-"
 _DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import PurePath
 
 from perfd.errors import CaptureError
-from perfd.records import dataclass
 
 _LAUNCHERS = frozenset(
     {

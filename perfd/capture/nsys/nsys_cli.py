@@ -10,12 +10,12 @@ import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from perfd.capture.selection import slug
 from perfd.errors import CaptureError
-from perfd.records import dataclass
 from perfd.sandbox.confined_program import confined_command
 
 START_TIMEOUT_S = 30.0

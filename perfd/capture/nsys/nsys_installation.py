@@ -7,10 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from perfd.records import dataclass
 
 _CRASHING_CUPTI = 130000
 """CUDA 13.0's first CUPTI can crash in `cuptiActivityFlushAll`, which nsys calls seconds after a collection

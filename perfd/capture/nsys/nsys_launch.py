@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfd.capture.nsys.nsys_cli import session_name
 from perfd.capture.nsys.nsys_installation import Installation
 from perfd.config import AgentCaptureConfig
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfd.errors import CaptureError
-from perfd.records import dataclass
 
 _RANGE = re.compile(r"[^@\s]+(?:@[^@\s]+)?")
 _MEGATRON = re.compile(r"--profile-step-(start|end)(=|$)")

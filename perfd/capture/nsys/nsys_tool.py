@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.capture.node import (
@@ -36,7 +37,6 @@ from perfd.capture.trace_check import check_trace
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.records import dataclass
 
 _LATE_REPORT_S = 60.0
 """For a report that nsys still writes after its command has ended."""

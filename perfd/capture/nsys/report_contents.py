@@ -6,13 +6,12 @@ import sqlite3
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from perfd.errors import CaptureError
-from perfd.records import dataclass
 from perfd.trace.model.step_coverage import Recorded, whole_steps
 from perfd.trace.model.trace_steps import NAMED_STEP, TraceStep, steps_among
 

@@ -9,13 +9,12 @@ import math
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
 from perfd.capture.policy.capture_record import Capture, Participant
 from perfd.model import CaptureFile, CaptureState
-from perfd.records import dataclass
 
 _UNMET = (CaptureState.REFUSED, CaptureState.LATE)
 API_PATH = "/api/v1/captures"

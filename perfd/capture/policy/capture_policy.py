@@ -7,7 +7,7 @@ and failed, which never changes again. docs/captures.md describes each in a sent
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from perfd.capture.expected_job_end import FOR_HANGS, Pace, job_end, needed_s, too_late, window_s
@@ -41,7 +41,6 @@ from perfd.model import (
     CaptureStatus,
     CaptureTool,
 )
-from perfd.records import dataclass
 
 PROFILE_SEPARATOR = "+"
 """Separates the profiles that one alert requests."""

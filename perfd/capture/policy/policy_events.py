@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from perfd.capture.policy.capture_record import Capture
 from perfd.capture.selection import JobView
 from perfd.model import Alert, CaptureCancel, CaptureRequest, CaptureStatus
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

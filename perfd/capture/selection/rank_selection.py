@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from statistics import median
 
@@ -12,7 +12,6 @@ from perfd.capture.expected_job_end import Pace
 from perfd.capture.selection.rank_conditions import PLACE, ROLE, coordinate, in_pod, parse_conditions
 from perfd.errors import CaptureError
 from perfd.model import CaptureTool, ParallelLayout
-from perfd.records import dataclass
 
 _SLOWEST = re.compile(r"slowest:(\d{1,4})")
 _MOST_NAMED = 8

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfd.model import CaptureTool
-from perfd.records import dataclass
 
 _SGLANG_FOLDER_SINCE = (0, 4, 4)
 """Earlier versions take no parameter."""

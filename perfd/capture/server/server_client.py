@@ -7,13 +7,13 @@ import json
 import ssl
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.net import BoundedConnection, BoundedTlsConnection, connect, split_address
-from perfd.records import dataclass
 
 _MAX_ANSWER_BYTES = 8 << 20
 """Largest answer, which is held in memory as a whole."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.formatting import data_size
 from perfd.model import CaptureState, CaptureTool
-from perfd.records import dataclass
 
 _QUICK_S = 10.0
 """For what a server answers at once, unless it is busy. Chosen."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.capture.node import (
@@ -28,7 +29,6 @@ from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.file_access import open_as
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.records import dataclass
 
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _RINGS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")

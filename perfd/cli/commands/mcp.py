@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +32,6 @@ from perfd.metrics.catalog import (
     MetricInfo,
     raw_metric,
 )
-from perfd.records import dataclass
 
 if TYPE_CHECKING:
     from perfd.net.access_control import BearerToken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import textwrap
 import time
-from dataclasses import field
+from dataclasses import dataclass, field
 from urllib.parse import quote, urlencode
 
 from rich.console import ConsoleDimensions, RenderableType
@@ -34,7 +34,6 @@ from perfd.cli.top import (
 )
 from perfd.errors import PerfdError
 from perfd.model import api_schemas
-from perfd.records import dataclass
 
 _HINT = "up/down choose  enter open  h jobs  s serving  ? keys  q leave"
 _HINT_JOBS = "up/down choose  enter open  < > sort  / find  s serving  ? keys  q leave"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -25,7 +26,6 @@ from perfd.analysis.serving import ObservationWindow, ServerRates, ServerSetup, 
 from perfd.cli.arguments import positive
 from perfd.errors import PerfdError
 from perfd.net import client_context
-from perfd.records import dataclass
 from perfd.session.job import exit_code
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/.*)?")

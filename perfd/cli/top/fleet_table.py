@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
@@ -13,7 +14,6 @@ from perfd.cli.tables.status_tables import Json, silent
 from perfd.cli.top.screen_state import ScreenPosition
 from perfd.cli.top.sparkline import sparkline
 from perfd.formatting import UNKNOWN, count, duration, percent
-from perfd.records import dataclass
 
 _TREND = 24
 """Characters; the aggregator sends 30 points."""

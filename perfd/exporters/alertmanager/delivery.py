@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perfd.model import Alert, AlertState
-from perfd.records import dataclass
 
 Identity = tuple[tuple[str, str], ...]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.diagnosis import JobSummary
 from perfd.config import HttpClientConfig, MlflowConfig
@@ -23,7 +23,6 @@ from perfd.exporters.mlflow.run_contents import (
     run_status,
     run_tags,
 )
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 _KEY = "exporters.mlflow"

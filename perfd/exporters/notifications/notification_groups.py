@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import msgspec
 
 from perfd.config import NotificationsConfig
 from perfd.model import JOB_LABEL, Alert, AlertState
-from perfd.records import dataclass
 
 Identity = tuple[tuple[str, str], ...]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from perfd.analysis.diagnosis import JobSummary
 from perfd.exporters.notifications.notification_groups import Notification
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 from perfd.errors import ConfigError
 from perfd.exporters.http_post import read_secret
-from perfd.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import Enum
 
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 
 
 class Instrument(Enum):

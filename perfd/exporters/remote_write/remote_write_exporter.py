@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
@@ -18,7 +19,6 @@ from perfd.exporters.labels import check_external_labels
 from perfd.exporters.series_push import Body, SeriesPush
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.protobuf_encoding import field, varint
-from perfd.records import dataclass
 
 _STALE_MARKER = struct.pack("<Q", 0x7FF0000000000002)
 """The NaN that ends a series: `StaleNaN` of Prometheus' model/value."""

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,7 +18,6 @@ from perfd.exporters.job_numbers import job_numbers
 from perfd.exporters.safe_names import plain_name
 from perfd.exporters.tensorboard.event_file import scalars_event, text_event, version_event
 from perfd.model import Alert
-from perfd.records import dataclass
 
 _KEY = "exporters.tensorboard"
 

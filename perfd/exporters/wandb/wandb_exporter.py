@@ -6,7 +6,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -23,7 +23,6 @@ from perfd.exporters.job_teams import check_teams, team_of
 from perfd.exporters.wandb.wandb_messages import LogNumbers, RunMessage, SaveReport, SendAlert
 from perfd.exporters.wandb.wandb_runs import RunLostError, WandbRuns
 from perfd.model import Alert
-from perfd.records import dataclass
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 

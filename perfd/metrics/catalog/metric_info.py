@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from prometheus_client import Metric
@@ -10,7 +11,6 @@ from prometheus_client import Metric
 from perfd.collector import Column, ColumnKind
 from perfd.metrics.exposition import exported_name
 from perfd.model import JOB_LABELS, OWNER_LABELS, Scope
-from perfd.records import dataclass
 
 _NEVER = "Never."
 JOB: Sequence[str] = (*JOB_LABELS, *OWNER_LABELS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +12,6 @@ import msgspec
 from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError
 from perfd.formatting import kind_of_source
-from perfd.records import dataclass
 from perfd.report.comparison.run_settings import RunSettings, settings_of
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from perfd.errors import PerfdError
 from perfd.formatting import percent
-from perfd.records import dataclass
 from perfd.report.comparison.measures import Better, Measure, MeasuredRun
 from perfd.report.comparison.run_settings import SettingDifference, differences, unrelated
 

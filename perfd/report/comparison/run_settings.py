@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any
 
 from perfd.analysis.diagnosis import JobSummary
 from perfd.formatting import UNKNOWN
-from perfd.records import dataclass
 
 RunSettings = Mapping[str, Mapping[str, str]]
 """Values as text, by area (`software`, `versions`, `layout`, `model`, `arguments`) and name."""

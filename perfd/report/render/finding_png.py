@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,6 @@ from numpy.typing import NDArray
 
 from perfd.analysis.findings import limits_job
 from perfd.formatting import duration, percent
-from perfd.records import dataclass
 
 if TYPE_CHECKING:  # Reports of traces do not wait for the live analysis to load.
     from perfd.analysis.diagnosis import JobSummary

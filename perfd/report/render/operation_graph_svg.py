@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
-
-from perfd.records import dataclass
 
 _WIDTH, _HEIGHT = 230, 46
 """Of a box, in pixels, with its label in two lines."""

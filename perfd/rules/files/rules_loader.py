@@ -9,13 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 import yaml
 
 from perfd.errors import RulesError
-from perfd.records import dataclass
 from perfd.rules.files.rules_source import Entries, Mistake, RulesSource
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
 from perfd.rules.problems import TextError

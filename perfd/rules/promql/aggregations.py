@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
 from perfd.rules.promql.instant_vectors import Floats, Instant, ScalarNode, Vector, VectorNode, empty
 from perfd.rules.promql.range_vectors import quantiles

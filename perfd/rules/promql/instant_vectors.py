@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 from perfd.rules.label_matchers import MatcherSet
 from perfd.rules.promql.series_keys import EvaluationError, Keys, Remembered, describe, without_name
 from perfd.rules.promql.vector_matching import (

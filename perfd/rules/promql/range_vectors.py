@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.records import dataclass
 from perfd.rules.label_matchers import MatcherSet
 from perfd.rules.promql.instant_vectors import (
     Floats,

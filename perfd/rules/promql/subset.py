@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import promql_parser
 
-from perfd.records import dataclass
 from perfd.rules.label_matchers import compile_regex
 from perfd.rules.problems import Problem
 from perfd.rules.promql import aggregations, functions, range_vectors

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
-from perfd.records import dataclass
 from perfd.rules.problems import Problem, TextError
 
 _PATTERNS = {

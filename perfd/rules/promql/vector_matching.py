@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
 from perfd.rules.promql.series_keys import EvaluationError, Keys, describe, with_label
 

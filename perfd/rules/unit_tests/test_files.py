@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,6 @@ import yaml
 
 from perfd.errors import RulesError
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 from perfd.rules.files.rules_source import Entries, RulesSource
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query

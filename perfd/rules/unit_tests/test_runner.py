@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfd.metrics.series import SeriesKey
-from perfd.records import dataclass
 from perfd.rules.alert_states import External
 from perfd.rules.durations import format_duration
 from perfd.rules.files import load_rules

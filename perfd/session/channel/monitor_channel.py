@@ -11,11 +11,11 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import BinaryIO
 
 from perfd.clock import Clock
-from perfd.records import dataclass
 
 _HEADER = struct.Struct("<BqI")
 MAX_QUEUED_BYTES = 16 * 1024 * 1024

@@ -15,8 +15,7 @@ import termios
 import threading
 import time
 from collections.abc import Callable, Sequence
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 _PIPE_BYTES = 1024 * 1024
 """The most that Linux allows by default, so that the job rarely waits for us."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.clock import Clock
@@ -13,7 +14,6 @@ from perfd.errors import ConfigError, RecordingError
 from perfd.model import GpuInfo, RankPlacement, Record
 from perfd.recording.recording_format import RECORDS_KIND, RecordedNode, Recording, StreamEntry
 from perfd.recording.records_stream import RecordsStream, plain_file
-from perfd.records import dataclass
 
 Player = Callable[[Path, Settings], RecordedStream]
 

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,7 +20,6 @@ from perfd.capture.selection import JobView, RankSelection, RankView, select
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig
 from perfd.model import CaptureRequest, CaptureState, CaptureTool
-from perfd.records import dataclass
 from perfd.session.slurm.helper_protocol import (
     CaptureOrder,
     FromNode,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.errors import CaptureError
-from perfd.records import dataclass
 
 _FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/]*)=")
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")

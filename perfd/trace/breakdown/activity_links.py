@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown.idle_time import waiting_calls
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Flags, Indices, Ns

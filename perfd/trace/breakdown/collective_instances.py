@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass  # noqa: TID251  (they have an order)
+from dataclasses import dataclass
 
 import numpy as np
 

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 
 from perfd.analysis.operations.communicator_waits import WaitBlame, blame, split
 from perfd.analysis.operations.least_time import LeastTime, least_time
-from perfd.records import dataclass
 from perfd.trace.breakdown.collective_instances import Instance, Key, instances
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.kernel_classes import collective_operation

@@ -11,11 +11,11 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown.activity_links import activity_links
 from perfd.trace.breakdown.collective_matching import Collectives
 from perfd.trace.breakdown.loader_time import is_loading, of_launching_threads

@@ -8,10 +8,10 @@ between these (latency, Python) stays as it was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown.activity_links import activity_links
 from perfd.trace.breakdown.collective_matching import Collectives
 from perfd.trace.breakdown.critical_path import DATA_LOADING, CriticalPath, PathKind, operation_at_end

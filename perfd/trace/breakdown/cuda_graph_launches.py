@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Flags, Indices
 from perfd.trace.model.rank_trace import RankTrace

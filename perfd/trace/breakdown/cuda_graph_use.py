@@ -8,11 +8,11 @@ after the one before, however long the host takes.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown.activity_links import activity_links
 from perfd.trace.breakdown.cuda_graph_launches import launched_by_graphs
 from perfd.trace.breakdown.idle_time import HOST_WAIT_NS

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Ns
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.model.intervals import Coverage, Flags, Indices, Ns
 from perfd.trace.model.operation_kinds import HostCallKind
 from perfd.trace.model.rank_trace import RankTrace

@@ -5,9 +5,10 @@ GPU records are missing where launches have no kernel.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown.idle_time import Idle, IdleTimes, launching_call
 from perfd.trace.model.intervals import Coverage, Flags, Ns

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown.idle_time import waiting_calls
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Coverage

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 from perfd.formatting import duration, percent, rank_names
-from perfd.records import dataclass
 from perfd.trace.breakdown import loader_time
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.records import dataclass
+from dataclasses import dataclass
+
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.flops.gpu_peak_lookup import PeakTable, find_gpu, find_peak
-from perfd.records import dataclass
 from perfd.trace.breakdown import (
     Collectives,
     CriticalPath,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from perfd.analysis.findings import (
     Culprit,
@@ -21,7 +21,6 @@ from perfd.analysis.findings import (
     ranked,
 )
 from perfd.formatting import bandwidth, data_size, duration, percent
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import HOST_WAIT_NS, KernelRow, SyncPoint, busy_by_class, graph_use
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, MODELLED, UNEXPLAINED, seen

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate, pairwise
 
-from perfd.records import dataclass
 from perfd.trace.memory.memory_snapshot import DeviceMemory, MemoryEvent, Stack
 from perfd.trace.memory.profiled_memory import ProfiledMemory
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from perfd.formatting import data_size, percent
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.memory.allocation_history import AllocationHistory, MemoryUse
 from perfd.trace.memory.memory_snapshot import Stack, StackFrame

@@ -10,11 +10,11 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from perfd.errors import PerfdError, TraceError
-from perfd.records import dataclass
 from perfd.safe_pickle import UnsafePickleError, loads
 
 _MAX_BYTES = 256 << 20

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from perfd.errors import TraceError
-from perfd.records import dataclass
 from perfd.trace.memory.memory_snapshot import MemoryEvent, Stack, StackFrame
 from perfd.trace.model.host_spans import HostSpans, SpanKind
 from perfd.trace.readers.chrome_json import ChromeEvent, ChromeFile

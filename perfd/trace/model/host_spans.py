@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.model.intervals import Flags, Ns
 
 

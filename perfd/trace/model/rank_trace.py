@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.model.intervals import Codes, Indices, Ns
 from perfd.trace.model.trace_detail import TraceDetail
 from perfd.trace.model.trace_steps import TraceStep

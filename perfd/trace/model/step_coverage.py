@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice, pairwise
 from operator import eq
 
-from perfd.records import dataclass
 from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.trace_steps import TraceStep, whole_among
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
-
-from perfd.records import dataclass
 
 PROFILER_STEP = re.compile(r"ProfilerStep#?(\d{1,18})")
 """PyTorch's own."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfd.formatting import rank_names
-from perfd.records import dataclass
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.kernel_classes import collective_operation
 from perfd.trace.model.operation_kinds import OperationKind

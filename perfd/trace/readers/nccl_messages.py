@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.model.operation_kinds import HostCallKind
 from perfd.trace.model.rank_trace import Collective, GpuOperations, HostCalls, Message
 from perfd.trace.readers.chrome_json import Args

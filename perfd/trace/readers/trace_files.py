@@ -7,11 +7,10 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from perfd.errors import TraceError, WithoutGpuError
-from perfd.records import dataclass
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.readers.jax_collectives import renumbered
 from perfd.trace.readers.nsys import nsys_reader

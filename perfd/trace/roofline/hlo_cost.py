@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.analysis.operations.least_time import least_time
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 from perfd.trace.roofline.hlo_findings import LAYOUT_CHANGE
 from perfd.trace.roofline.hlo_line import (
     MATRIX_OPERATIONS,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from perfd.records import dataclass
 from perfd.trace.roofline.hlo_line import ArrayShape, flops_of, product_of, shape_words
 from perfd.trace.roofline.hlo_module import HloModule, Instruction
 

@@ -11,10 +11,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.roofline.roofline_model import OperationWork, bytes_of, matmul_precision, vector_precision
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.model.rank_trace import HloOperations, RankTrace
 from perfd.trace.roofline.hlo_cost import HloCost
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 from perfd.trace.roofline.hlo_line import ArrayShape, shapes
 
 _HEAD = re.compile(r"^HloModule ([\w.\-]{1,200})")

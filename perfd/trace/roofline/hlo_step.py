@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
-from perfd.records import dataclass
 from perfd.trace.roofline.hlo_cost import UNKNOWN_WORK, instruction_cost, is_free
 from perfd.trace.roofline.hlo_module import HloModule
 

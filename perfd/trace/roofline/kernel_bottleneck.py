@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from perfd.formatting import bandwidth, percent
-from perfd.records import dataclass
 from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.roofline_model import RooflineVerdict

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from perfd.records import dataclass
 from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, LATENCY_RATIO, RooflineVerdict
 
 _COMPUTE, _MEMORY = "compute", "memory"

@@ -10,12 +10,11 @@ import csv
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from perfd.errors import TraceError
-from perfd.records import dataclass
 from perfd.trace.roofline.kernel_metrics import KernelMetrics
 from perfd.trace.roofline.ncu_names import field_of_label, kernel_of
 

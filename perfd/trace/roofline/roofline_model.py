@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 from perfd.analysis.flops.gpu_peak_lookup import GpuPeak
 from perfd.errors import PerfdError
-from perfd.records import dataclass
 
 AT_LIMIT_RATIO = 0.80
 LATENCY_RATIO = 0.60

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.model.intervals import Ns
 from perfd.trace.tables.trace_table import Cell, named
 

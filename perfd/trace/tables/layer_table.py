@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace

@@ -7,10 +7,10 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.records import dataclass
 from perfd.trace.breakdown import launching_call
 from perfd.trace.model.host_spans import HostSpans, SpanKind, SpanLabel
 from perfd.trace.model.intervals import Flags, Ns

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import wraps
 
-from perfd.records import dataclass
 from perfd.trace.model.rank_trace import RankTrace
 
 Cell = str | int | float | None

@@ -9,9 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import field
-
-from perfd.records import dataclass
+from dataclasses import dataclass, field
 
 _PREFIX = re.compile(
     r"(?<![\w.-])(?P<host>[\w.-]{1,253}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10}) \[(?P<device>\d{1,3})\] "

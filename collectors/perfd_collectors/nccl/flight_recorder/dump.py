@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import msgspec
 
 from perfd.model import CollectiveProgress
-from perfd.records import dataclass
 from perfd.safe_pickle import MAX_BYTES, UnsafePickleError, loads
 
 SOURCE = "flight_recorder"

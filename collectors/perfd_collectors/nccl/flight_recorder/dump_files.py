@@ -8,6 +8,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +18,6 @@ from perfd.collector import Settings
 from perfd.errors import RecordingError, SandboxError, reason_of
 from perfd.file_access import opened_inside
 from perfd.model import Batch, CollectiveProgress, Event, EventKind, Record
-from perfd.records import dataclass
 from perfd.safe_pickle import MAX_BYTES
 from perfd.sandbox import Sandbox
 from perfd.wire.agent_messages import decode_agent_message

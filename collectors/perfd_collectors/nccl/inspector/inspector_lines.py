@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import msgspec
 
 from perfd.model import CollectiveTimes, TimingSource
-from perfd.records import dataclass
 from perfd_collectors.nccl.segments import UNTIMED_KERNEL_NS
 
 SOURCE = "inspector"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
-from perfd.records import dataclass
 from perfd_collectors.nccl.operations.operation_columns import RECORD, Operations, check_times
 from perfd_collectors.nccl.operations.window_reduction import (
     GpuClock,

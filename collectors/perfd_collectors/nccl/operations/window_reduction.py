@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from perfd.model import CollectiveTimes, TimingSource
-from perfd.records import dataclass
 from perfd_collectors.nccl.operations.operation_columns import (
     POINT_TO_POINT,
     Flags,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.capture.node import environment_of, namespace_pids
-from perfd.records import dataclass
 from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE
 from perfd_collectors.nccl.segments.segment_discovery import FILE_PREFIX, segment_names
 

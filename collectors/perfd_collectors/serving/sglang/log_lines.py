@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.serving import Engine, ReplicaLoad, ServerSetup, Snapshot, from_arguments
-from perfd.records import dataclass
 from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
 _LINE = re.compile(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.serving import Distribution, Engine, Latency, ServerSetup, Snapshot
-from perfd.records import dataclass
 from perfd_collectors.serving.log_text import ANSI, number
 
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d\|\d\d:\d\d:\d\d\|[^\[\]]*\]\s+[A-Z]+\s+(?P<rest>.*)")

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.analysis.serving import Engine, ReplicaLoad, ServerSetup, Snapshot, from_arguments
-from perfd.records import dataclass
 from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
 _STATISTICS = re.compile(

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from perfd.records import dataclass
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.loops.epoch_numbering import EpochsOfSamples, EpochsOfUnknownLength
 from perfd_collectors.training_log.formats.loops.line_words import KEYWORDS, in_english

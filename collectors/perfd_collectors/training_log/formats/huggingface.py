@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from perfd.model import EventKind
-from perfd.records import dataclass
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.parser_output import training_step
 from perfd_collectors.training_log.printed_fields import grouped, number

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from perfd.records import dataclass
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.printed_fields import number, positive
 from perfd_collectors.training_log.progress_bar_log import DENSE_STEPS, DrawnStep

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from perfd.records import dataclass
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.formats.step_lines import LOOPS
 from perfd_collectors.training_log.printed_fields import number, plain_numbers

@@ -8,10 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.model import JobDescription
-from perfd.records import dataclass
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext, LogLine
 from perfd_collectors.training_log.megatron.megatron_description import MegatronDescription
 from perfd_collectors.training_log.megatron.megatron_events import MegatronEvents

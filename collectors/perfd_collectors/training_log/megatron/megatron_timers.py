@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
 from perfd.model import PhaseTime
-from perfd.records import dataclass
 from perfd_collectors.training_log.printed_fields import number
 
 _HEADER = re.compile(r"(?:\(min, max\) time|max time|times) across ranks \(ms\):\s*$")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import PurePath
 
 from perfd.model import EventKind
-from perfd.records import dataclass
 from perfd_collectors.training_log.format_parser import LogContext
 from perfd_collectors.training_log.metric_files.csv_file import CsvFileReader
 from perfd_collectors.training_log.metric_files.event_file import EventFileReader

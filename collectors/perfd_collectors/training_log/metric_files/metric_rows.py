@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
-
-from perfd.records import dataclass
 
 MAX_KEYS = 2000
 """Of a row; further ones are left out."""

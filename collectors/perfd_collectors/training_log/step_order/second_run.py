@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Generic, TypeVar
-
-from perfd.records import dataclass
 
 T = TypeVar("T")
 

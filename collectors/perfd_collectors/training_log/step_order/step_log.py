@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from perfd.model import EventKind, PhaseTime, StepPhases, TrainingStep
-from perfd.records import dataclass
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_order.second_run import OtherSource, RepeatedLines
 

@@ -10,6 +10,7 @@ import os
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ from perfd.aggregator.history.sqlite.sqlite_tables import MIGRATIONS, SCHEMA, SC
 from perfd.config import HISTORY_REPAIR_SUFFIX
 from perfd.errors import PerfdError, reason_of
 from perfd.process_lock import HeldElsewhereError, ProcessLock
-from perfd.records import dataclass
 
 log = logging.getLogger(__name__)
 

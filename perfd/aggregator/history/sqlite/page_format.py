@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
-
-from perfd.records import dataclass
 
 Value = int | float | str | bytes | None
 

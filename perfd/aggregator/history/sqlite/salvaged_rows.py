@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,6 @@ from typing import Any, Self
 from perfd.aggregator.history.sqlite.page_format import DatabasePages, StoredRow, Value, page_layout
 from perfd.aggregator.history.sqlite.sqlite_tables import ADDED_COLUMNS, FACT_KINDS, MEMORY_KINDS, SCHEMA
 from perfd.aggregator.history.sqlite.wal_frames import committed_pages
-from perfd.records import dataclass
 
 _TYPES: Mapping[str, frozenset[type]] = {
     "TEXT": frozenset({str}),

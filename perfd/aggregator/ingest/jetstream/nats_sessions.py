@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from perfd.aggregator.ingest.agent_credential import AgentCredential
@@ -12,7 +12,6 @@ from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.errors import BatchError, PerfdError, RefusedError, WireError
 from perfd.model import AgentMessage, Batch, CaptureStatus, Goodbye, Hello, Stored
-from perfd.records import dataclass
 from perfd.wire import convert, encoded_messages, subjects
 
 SILENT_AFTER_S = 30.0

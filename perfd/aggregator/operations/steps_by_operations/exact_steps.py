@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,7 +24,6 @@ from perfd.analysis.operations.step_boundaries import (
 )
 from perfd.analysis.operations.step_evidence import StepEvidence, come_at_once, evidence_of
 from perfd.model import StepDoubt, TrainingStep
-from perfd.records import dataclass
 
 _LEAST_ROW_US = 100_000
 """Shorter steps share a row, of which there are then ten a second at most."""

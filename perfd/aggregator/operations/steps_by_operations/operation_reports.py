@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.model import CollectiveTimes
-from perfd.records import dataclass
 
 _FEWEST_SAMPLED = 16
 """Operations of a report, whose sequence numbers must be equally far apart."""

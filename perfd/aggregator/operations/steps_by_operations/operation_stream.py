@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, 
 from perfd.analysis.operations.repeat_period import FEWEST_REPEATS, Repeat, repeat_period
 from perfd.analysis.operations.step_boundaries import come_in_breaks, receives_of_step
 from perfd.model import CollectiveTimes
-from perfd.records import dataclass
 
 _HELD_OPERATIONS = 2048
 """Per stream: ten steps of a model of 200 layers."""
@@ -40,7 +39,8 @@ LONE_S = 3.0
 _MARKED_OPERATIONS = 64
 """The newest, which show whether a mark ends steps. Chosen."""
 _MARKED_RATIO = 0.9
-"""Share of as many single operations of one size that a scalar, as a norm, must follow if each is a step."""
+"""Share of that many single operations of one size that a scalar must follow, such as the gradient norm, if
+each is a step."""
 _SEARCH_NS = 3 * 10**9
 """Time between searches for repeating pauses, once a pattern is found and the buffer is half full: searches
 of fewer operations are cheap, and the first steps depend on them."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from perfd.aggregator.operations.steps_by_operations.operation_reports import ReportEnd
 from perfd.aggregator.operations.steps_by_operations.operation_stream import Cycle, OperationStream
 from perfd.model import StepDoubt, TrainingStep
-from perfd.records import dataclass
 
 _PARTIAL_RATIO = 0.9
 """Of the usual operations of its time: a report with fewer may be the job's last one. Chosen."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -15,7 +16,6 @@ from perfd.aggregator.web_api.query_numbers import QueryError, whole_number
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
 from perfd.model import GpuColumn
-from perfd.records import dataclass
 
 METRICS = (
     *("slowdown_ratio", GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE, GpuColumn.DRAM_ACTIVE, GpuColumn.POWER),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from perfd.analysis.diagnosis.data_loading_findings import waits_for_gpu_work
@@ -12,7 +12,6 @@ from perfd.analysis.findings import unset_options
 from perfd.analysis.steps import MfuTier
 from perfd.formatting import percent
 from perfd.model import ParallelLayout
-from perfd.records import dataclass
 from perfd.thresholds import THRESHOLDS
 
 _LOW_PRECISION = frozenset({"bf16", "fp16", "fp8", "fp4"})

@@ -14,13 +14,12 @@ import struct
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from perfd.formatting import rank_names
-from perfd.records import dataclass
 from perfd.trace.model.kernel_classes import collective_operation
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import Collective, GpuOperations, HostCalls, Message, RankTrace

@@ -11,13 +11,13 @@ import re
 import sqlite3
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
 
 from perfd.errors import TraceError
-from perfd.records import dataclass
 from perfd.trace.model.intervals import Codes, Flags, Indices, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import HostCallKind, OperationKind

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Container, Iterator, Mapping
-
-from perfd.records import dataclass
+from dataclasses import dataclass
 
 MAX_RECORDS = 12_000_000
 """About 0.5 GB when it is analyzed."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from math import prod
 
-from perfd.records import dataclass
 from perfd.trace.readers.jax_collectives import HloCollective
 from perfd.trace.readers.xplane.message_fields import fields, numbers, submessages
 from perfd.trace.readers.xplane.replica_groups import MAX_DEVICES, listed, of_device_list, of_mesh

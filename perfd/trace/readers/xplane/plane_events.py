@@ -6,8 +6,8 @@ Memory grows with the longest line, not with the file. Without numpy, for agents
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from perfd.records import dataclass
 from perfd.trace.readers.chrome_json import DEVICE_NAME, Args, ChromeEvent
 from perfd.trace.readers.xplane import xplane_pb2 as pb
 from perfd.trace.readers.xplane.message_fields import fields, submessages

@@ -1,5 +1,0 @@
-"""Records: how their classes are made."""
-
-from perfd.records.record_classes import dataclass
-
-__all__ = ["dataclass"]
