@@ -227,7 +227,7 @@ class JobState:
         if not source.late:
             self.logs.works(source.now_s)
         self._sources.communicates = self._sources.communicates or times.communicator_size != 1
-        if (self._by_log and not self.steps.several_a_line) or source.late or not source.member:
+        if (self._by_log and self.steps.one_a_line) or source.late or not source.member:
             return None
         return self._show(self.operation_steps.put(times, source.sent_unix_s), source.sent_unix_s)
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfd.aggregator.jobs.step_tables import StepRows
-from perfd.aggregator.operations import FoundSteps, OperationSteps
+from perfd.aggregator.operations import FoundSteps, OperationSteps, StepMarks
 from perfd.analysis.data.job_data import Floats, OperationPace, StepsWithinLines, StepTable
 from perfd.analysis.data.robust_stats import median
 from perfd.model import CollectiveTimes, TrainingStep
@@ -34,14 +34,14 @@ class OperationStepRows:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._found = OperationSteps()
+        self._marks = StepMarks()
+        self._found = OperationSteps(self._marks)
         self._earlier_pace: OperationPace | None = None
         """That of the process before, until the present one has shown a step."""
         self._rows = StepRows(limit)
         self._lines: deque[tuple[int, float]] = deque(maxlen=_LINES)
         self._compared: tuple[int, float] | None = None
         """The newest line that was compared with the rows until then, which may arrive before or after it."""
-        self._timed: deque[tuple[int, float]] = deque(maxlen=_LINES)
         self._as_the_log = False
         """Whether lines have shown that its steps are those of the log."""
         self._of_log = 1
@@ -64,7 +64,7 @@ class OperationStepRows:
         """A rank has another process: the communicators of the one before are gone, and will not go on."""
         if rank == self._found.rank:
             self._earlier_pace = self._found.pace or self._earlier_pace
-            self._found = OperationSteps(before=(self._rows.last_step or 0) / self._of_log)
+            self._found = OperationSteps(self._marks, (self._rows.last_step or 0) / self._of_log)
 
     def put(self, times: CollectiveTimes, sent_unix_s: float) -> FoundSteps:
         """Add what one rank did; returns the rows that are complete by it."""
@@ -173,10 +173,7 @@ class OperationStepRows:
 
     def line_of_several(self, step: int, unix_s: float) -> None:
         """Add a line of the log that times several steps: operations count the steps between two of them."""
-        if self._timed and step <= self._timed[-1][0]:
-            self._timed.clear()
-        self._timed.append((step, unix_s))
-        self._found.lines = tuple(self._timed)
+        self._marks.put_line(step, unix_s)
 
     def _together(self, found: StepTable) -> float | None:
         """How many of the found steps are one of the log's, or which part of one is; None if not certain."""

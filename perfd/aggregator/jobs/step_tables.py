@@ -59,9 +59,9 @@ class StepRows:
         return int(self._step[self._rows - 1]) if self._rows else None
 
     @property
-    def several_a_line(self) -> bool:
-        """Whether the line of the highest step covers more than that step."""
-        return self._rows > 0 and self._covered[self._rows - 1] > 1
+    def one_a_line(self) -> bool:
+        """Whether lines show steps one by one. In many logs the first is of one step and the next are not."""
+        return self._rows > 1 and self._covered[self._rows - 1] == 1
 
     @property
     def first_unix_s(self) -> float | None:

@@ -3,7 +3,7 @@
 from perfd.aggregator.operations.host_wait_readings import HOST_COLUMNS, HostWaitReadings
 from perfd.aggregator.operations.job_communication import JobCommunication
 from perfd.aggregator.operations.launch_readings import LAUNCH_COLUMNS, LaunchReadings
-from perfd.aggregator.operations.steps_by_operations import FoundSteps, OperationSteps
+from perfd.aggregator.operations.steps_by_operations import FoundSteps, OperationSteps, StepMarks
 
 __all__ = [
     "HOST_COLUMNS",
@@ -13,4 +13,5 @@ __all__ = [
     "JobCommunication",
     "LaunchReadings",
     "OperationSteps",
+    "StepMarks",
 ]

@@ -2,5 +2,6 @@
 
 from perfd.aggregator.operations.steps_by_operations.exact_steps import FoundSteps
 from perfd.aggregator.operations.steps_by_operations.operation_steps import OperationSteps
+from perfd.aggregator.operations.steps_by_operations.step_marks import StepMarks
 
-__all__ = ["FoundSteps", "OperationSteps"]
+__all__ = ["FoundSteps", "OperationSteps", "StepMarks"]

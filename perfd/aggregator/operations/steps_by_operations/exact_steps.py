@@ -11,6 +11,7 @@ import numpy as np
 from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.steps_by_operations.operation_reports import END, TimedOperations
 from perfd.aggregator.operations.steps_by_operations.operation_stream import Cycle, OperationStream
+from perfd.aggregator.operations.steps_by_operations.step_marks import StepMarks
 from perfd.aggregator.operations.steps_by_operations.step_row_ends import StepPace
 from perfd.analysis.data.job_data import Bools, Floats, StepPauses
 from perfd.analysis.data.robust_stats import median
@@ -43,11 +44,11 @@ _REPEATS_TO_RECOUNT = _HELD_PAUSES
 """What has not shown by then, in as many pauses as are compared, comes from something else: a loader that is
 slow for a while looks like steps of 10 micro-batches where a loop waits for its GPU every 10 to print."""
 
-_FEWEST_LINES, _FEWEST_LINE_STEPS = 3, 10
-"""Lines of several steps, and steps between the first and the last, that say how many repeats one has: a line
-comes up to a tenth of a step sooner or later than others, and one repeat may be counted to either side."""
-_UNSURE = 0.3
-"""How far from a whole number they may then seem. Chosen."""
+_FEWEST_LINE_STEPS = 10
+"""Between the first and the last line of several steps, that say how many repeats one has: a line comes up to
+a tenth of a step sooner or later than others, and one repeat may be counted to either side."""
+_UNSURE, _UNSURE_OF_TWO = 0.3, 0.1
+"""How far from a whole number they may then seem, and of two lines only. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,9 @@ class FoundSteps:
 class ExactSteps:
     """Cuts the repeats of one stream into steps, as they come."""
 
-    def __init__(self, stream: OperationStream, steps_before: int) -> None:
+    def __init__(self, stream: OperationStream, marks: StepMarks, steps_before: int) -> None:
         self.stream = stream
+        self._marks = marks
         self.newest: StepEnd | None = None
         self.repeats: int | None = None
         """Micro-batches of a step; None before that is known."""
@@ -115,9 +117,7 @@ class ExactSteps:
         """What had moved of the next step where the first row began."""
         self._settled = False
         """Whether the job's log counts as this does."""
-        self.lines: Sequence[tuple[int, float]] = ()
-        """Steps of the log's newest lines of several steps, and when they came, in seconds."""
-        self._seen_at: dict[int, int] = {}
+        self._seen_at: dict[float, int] = {}
         """By step of such a line, the operations until then."""
         self._held = NewestColumns(4, _HELD_PAUSES)
         """Of the newest repeats: operations until then, begin, end and lead of the pause after it."""
@@ -151,8 +151,9 @@ class ExactSteps:
         cuts = self._cuts(operations, cycle)
         found, last, doubt = self._of_step(cuts, pace, gathers, others)
         by_lines = self._by_lines(cuts, cycle)
-        # Pauses that show another number than the log come from something else.
-        if by_lines is not None and found not in {None, by_lines}:
+        # Pauses that show another number than the log come from something else. Of several repeats only they
+        # show which one ends a step.
+        if by_lines is not None and found != by_lines and (found is not None or by_lines == 1):
             if by_lines != (self.repeats or 1) and self.newest is not None:
                 self.newest, anew = None, True
             (found, last), doubt = self._placed(cuts, by_lines), None
@@ -183,20 +184,22 @@ class ExactSteps:
     def _by_lines(self, cuts: _Cuts, cycle: Cycle) -> int | None:
         """How many repeats a step has by the log's lines; None where too few of them were held to be sure."""
         ends_us, seen = cuts.last.end_us, cuts.last.seen
-        for step, unix_s in self.lines:
+        for step, unix_s in self._marks.lines.T.tolist():
             if step not in self._seen_at and ends_us[0] <= unix_s * 1e6 <= ends_us[-1]:
                 self._seen_at[step] = int(seen[np.searchsorted(ends_us, unix_s * 1e6)])
-        of_lines = [(step, self._seen_at[step]) for step, _ in self.lines if step in self._seen_at]
+        lines = self._marks.lines[0].tolist()
+        of_lines = [(step, self._seen_at[step]) for step in lines if step in self._seen_at]
         self._seen_at = dict(of_lines)
-        if len(of_lines) < _FEWEST_LINES or of_lines[-1][0] - of_lines[0][0] < _FEWEST_LINE_STEPS:
+        if len(of_lines) < 2 or of_lines[-1][0] - of_lines[0][0] < _FEWEST_LINE_STEPS:
             return None
         steps, operations = np.array(of_lines).T
         each = np.diff(operations) / np.diff(steps) / cycle.operations
         overall = float(operations[-1] - operations[0]) / (steps[-1] - steps[0]) / cycle.operations
         whole = round(overall)
+        unsure = _UNSURE if len(of_lines) > 2 else _UNSURE_OF_TWO
         # Each line by itself is less exact than all together.
-        alike = bool((np.abs(each - whole) <= 2 * _UNSURE).all())
-        return whole if whole >= 1 and abs(overall - whole) <= _UNSURE and alike else None
+        alike = bool((np.abs(each - whole) <= 2 * unsure).all())
+        return whole if whole >= 1 and abs(overall - whole) <= unsure and alike else None
 
     def _began_alike(self, cycle: Cycle) -> bool:
         """Whether what repeated before was a part of this: this repeats since the first operation."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.steps_by_operations.confirming_ranks import ConfirmingRanks
 from perfd.aggregator.operations.steps_by_operations.exact_steps import ExactSteps, FoundSteps
 from perfd.aggregator.operations.steps_by_operations.operation_reports import is_whole
@@ -15,6 +14,7 @@ from perfd.aggregator.operations.steps_by_operations.operation_stream import (
     Cycle,
     OperationStream,
 )
+from perfd.aggregator.operations.steps_by_operations.step_marks import StepMarks
 from perfd.aggregator.operations.steps_by_operations.step_row_ends import (
     ALL_REDUCE,
     SILENT_NS,
@@ -50,8 +50,6 @@ _SCALAR_BYTES = 4096
 """The gradient norm is one number, or a few; overflow checks and similar reductions come with it."""
 _FEWEST_SCALARS = 8
 """Reductions of a scalar: the rate of fewer is not trusted. Chosen."""
-_NUMBERS = 2048
-"""Newest reductions of a scalar that are kept, over all communicators."""
 _WHOLE_RATIO = 0.05
 """How far from a whole number the micro-batches of a step may seem, besides one operation more or less."""
 _MOST_MICRO_BATCHES = 64
@@ -71,7 +69,7 @@ class OperationSteps:
     two all-reduces of a number, if there are such, and else a micro-batch counts as a step.
     """
 
-    def __init__(self, before: float = 0.0) -> None:
+    def __init__(self, marks: StepMarks | None = None, before: float = 0.0) -> None:
         self.rank: int | None = None  # Whose operations show steps.
         self._before = before  # Steps that another process of the rank made.
         self._reported_unix_ns = 0
@@ -79,7 +77,7 @@ class OperationSteps:
         self._streams: dict[tuple[str, str, int | None], OperationStream] = {}
         """By communicator, operation and, of receives, the peer."""
         self._others = ConfirmingRanks()
-        self._numbers = NewestColumns(1, _NUMBERS)
+        self._marks = marks or StepMarks()
         self._mark: RowEnd | None = None
         self._first: TrainingStep | None = None
         """A row that waits until the stream goes on: what repeats while a job starts ends soon."""
@@ -87,7 +85,6 @@ class OperationSteps:
         self._paced: StepPace | None = None
         """At the newest search."""
         self._exact: ExactSteps | None = None
-        self.lines: Sequence[tuple[int, float]] = ()  # As of `ExactSteps`.
         self._recounted = False
         """Whether each of the steps shown so far is only a part of one."""
 
@@ -146,7 +143,7 @@ class OperationSteps:
             if len(self._streams) >= _MOST_STREAMS:
                 return _NOTHING
             stream = self._streams[key] = OperationStream(
-                times.communicator, times.operation, times.sequences[0] - 1, self._numbers
+                times.communicator, times.operation, times.sequences[0] - 1, self._marks
             )
         stream.put(times)
         if stream.timed:
@@ -161,7 +158,7 @@ class OperationSteps:
     def _search(self, times: CollectiveTimes, stream: OperationStream) -> None:
         """Look for what repeats, if it is time to, once a stream has more operations."""
         if times.operation != RECEIVE and max(times.sizes_bytes) <= _SCALAR_BYTES:
-            self._numbers.put(stream.newest_spans_us(len(times.sequences))[:1])
+            self._marks.put_numbers(stream.newest_spans_us(len(times.sequences))[:1])
         since_look_s = (times.end_unix_ns - self._looked_unix_ns) / 1e9
         if since_look_s >= (_LOOK_S if self._paced is None else _ROW_S):
             self._paced = self._pace(times.end_unix_ns)
@@ -207,7 +204,8 @@ class OperationSteps:
         if self._exact is None or self._exact.stream is not stream:
             gone = mark is not None and now_unix_ns - mark.stream.newest_unix_ns >= SILENT_NS
             anew = mark is not None and mark.stream is not stream and not gone
-            self._exact = ExactSteps(stream, int(mark.step if mark is not None and gone else self._before))
+            before = mark.step if mark is not None and gone else self._before
+            self._exact = ExactSteps(stream, self._marks, int(before))
         gathers = None
         if stream.operation == _ENDING_STEPS:
             gathers = self._streams.get((stream.communicator, _GATHERING, None))
@@ -216,7 +214,6 @@ class OperationSteps:
             for one in self._streams.values()
             if one is not stream and one.sizes.max(initial=0.0) > _SCALAR_BYTES
         ]
-        self._exact.lines = self.lines
         found = self._exact.look(job, replace(paced, cycle=cycle), gathers, others, ended=ended)
         newest = self._exact.newest
         if anew or (self._recounted and found.rows):

@@ -20,8 +20,9 @@ from perfd.aggregator.operations.steps_by_operations.operation_reports import (
     stride_of,
     thinned,
 )
+from perfd.aggregator.operations.steps_by_operations.step_marks import StepMarks
 from perfd.analysis.data.job_data import Floats, Ints
-from perfd.analysis.operations.pause_pattern import PausePattern, are_numbered, are_steady, pause_pattern
+from perfd.analysis.operations.pause_pattern import PausePattern, are_steady, pause_pattern
 from perfd.analysis.operations.repeat_period import FEWEST_REPEATS, Repeat, repeat_period
 from perfd.analysis.operations.step_boundaries import come_in_breaks, receives_of_step
 from perfd.model import CollectiveTimes
@@ -82,8 +83,8 @@ class OperationStream:
     communicator: str
     operation: str
     newest_sequence: int
-    numbers: NewestColumns | None = None
-    """Start times of the rank's newest reductions of a scalar, on any communicator, in microseconds."""
+    marks: StepMarks | None = None
+    """Of the rank's steps, if they are known."""
     newest: NewestColumns = field(default_factory=lambda: NewestColumns(5, _HELD_OPERATIONS))
     """Size in bytes, start, end and time in the queue in microseconds, NaN if unknown; whether reported."""
     durations: NewestColumns = field(default_factory=lambda: NewestColumns(1, _HELD_OPERATIONS))
@@ -102,7 +103,7 @@ class OperationStream:
     repeats_of_step: int = 1
     """How many repeats of its sizes are a step, by the job's log."""
     _numbered: bool = False
-    """Whether reductions of a scalar, too, showed at that search that each of these is a step."""
+    """Whether marks of steps, too, showed at that search that each of these is one."""
     _whole: int = 0
     """Of the newest ones, those since the newest hole."""
     _stride: int = 1
@@ -314,8 +315,7 @@ class OperationStream:
         starts_us, ends_us = self.newest.held[[[START], [END]], whole]
         exact, marked = bool(len(whole)) and not np.isnan(starts_us).any(), False
         if exact:
-            numbers_us = np.zeros(0) if self.numbers is None else self.numbers.held[0]
-            marked = self._marked(places) or are_numbered(starts_us, numbers_us)
+            marked = self._marked(places) or (self.marks is not None and self.marks.show_steps(starts_us))
             self._numbered = marked
             self._pattern = shown = None if marked else self._pauses(places, starts_us, ends_us)
             known = self._group or 0
