@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from aggregator.support import fleet, source, step
-from aggregator.test_exact_steps import DDP, FSDP, Op, Timeline
+from aggregator.test_exact_steps import DDP, FSDP, MB, Op, Timeline
 
 from perfd.aggregator.job_summaries import JobSummaries
 from perfd.aggregator.limits import Limits
@@ -76,6 +79,57 @@ def test_lines_of_several_steps_say_how_many_micro_batches_one_has_whatever_paus
     assert within.pace.per_step == pytest.approx(6 * 17)
     assert within.pace.doubt is None
     assert within.steps.time_unix_s == pytest.approx([ends_s[n - 1] for n in within.steps.step], abs=0.02)
+
+
+PIPELINE = [Op("AllReduce", 250 * MB, 1_000_000)]
+"""Embeddings of the first and the last stage: one reduction per step."""
+
+
+def printed(lines: Sequence[int], *, steps: int, each: int = 1) -> tuple[Fleet, Timeline]:
+    """Operations at uneven distances, and lines of a log that counts a step for `each` of these."""
+    chance, timeline = random.Random(1), Timeline()
+    for _ in range(steps):
+        timeline.step([PIPELINE], pause_us=chance.randrange(1_000_000))
+    records: list[tuple[float, Record]] = [(one.end_unix_ns / 1e9, one) for one in timeline.records()]
+    for before, number in pairwise((0, *lines)):
+        time_s, covered = timeline.ends_us[each * number - 1] / 1e6 + 0.003, number - before
+        line = step(number, job="job", time_s=time_s, step_time_s=1.5, steps_covered=covered)
+        records.append((time_s, line))
+    made = fleet()
+    for _, record in sorted(records, key=lambda one: one[0]):
+        made.apply([record], source())
+    return made, timeline
+
+
+def test_two_lines_ten_steps_apart_show_which_operations_are_steps_whatever_their_pauses() -> None:
+    made, timeline = printed([10, 20], steps=24)
+    within = snapshot(made).within_lines
+
+    assert within is not None
+    assert within.pace.per_step == 1
+    assert within.pace.doubt is None
+    assert within.steps.time_unix_s == pytest.approx(
+        [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
+    )
+    assert within.steps.step[-1] >= 22
+    # One line less, or one step less between two, leaves open what operations count.
+    assert snapshot(printed([10], steps=19)[0]).within_lines is None
+    assert snapshot(printed([10, 19], steps=24)[0]).within_lines is None
+
+
+def test_lines_that_count_half_as_many_steps_as_there_are_operations_make_none_of_these_a_step() -> None:
+    assert snapshot(printed([10, 20], steps=48, each=2)[0]).within_lines is None
+
+
+def test_operations_beside_the_first_line_are_read_since_the_next_lines_may_be_of_several_steps() -> None:
+    made, timeline = printed([1, 10, 20], steps=24)
+    within = snapshot(made).within_lines
+
+    assert within is not None
+    assert within.steps.step[0] <= 3
+    assert within.steps.time_unix_s == pytest.approx(
+        [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
+    )
 
 
 def snapshot(made: Fleet) -> JobData:
