@@ -188,7 +188,14 @@ class _Interrupted(Exception):
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
+    terminated = False
+
     def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (the signature is signal's)
+        nonlocal terminated
+        # A time limit means the job, which may just have ended: SLURM kills 30 s later by default.
+        if number == signal.SIGTERM and not terminated:
+            terminated = True
+            return
         raise _Interrupted(f"interrupted by {signal.Signals(number).name}")
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -441,3 +442,53 @@ def test_a_monitor_that_does_not_end_is_given_up_with_a_sentence():
     assert done.stderr == (
         b"perfd: no summary: the monitor did not end within 0.1 s after the job. See /dev/null.\n"
     )
+
+
+SUM_UP_LATER = """
+import pathlib, sys, time
+sys.stdin.buffer.read()
+folder = pathlib.Path({folder!r})
+(folder / "began").touch()
+while not (folder / "go").exists():
+    time.sleep(0.01)
+(folder / "saved").touch()
+"""
+
+
+@pytest.fixture
+def summing_up(tmp_path):
+    """A run whose job has ended and whose monitor is at its summary, until the file `go` exists."""
+    monitor = SUM_UP_LATER.format(folder=str(tmp_path))
+    process = subprocess.Popen(
+        arguments(python("raise SystemExit(3)"), monitor), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    while not (tmp_path / "began").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    yield process
+    process.kill()
+    process.wait()
+    process.stderr.close()
+
+
+def test_a_time_limit_that_comes_just_after_the_job_does_not_cost_the_summary(summing_up, tmp_path):
+    summing_up.send_signal(signal.SIGTERM)
+    # The signal arrives before anything else that the process does.
+    (tmp_path / "go").touch()
+
+    assert (summing_up.stderr.read(), summing_up.wait()) == (b"", 3)
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_after_the_job_skips_the_summary(summing_up, tmp_path, number):
+    summing_up.send_signal(signal.SIGTERM)
+    said: list[object] = []
+    while not said:
+        # Two of a kind that come at once are one.
+        summing_up.send_signal(number)
+        said, _, _ = select.select([summing_up.stderr], [], [], 0.01)
+
+    sentence = f"perfd: no summary: interrupted by {number.name}.\n".encode()
+    assert (summing_up.stderr.read(), summing_up.wait()) == (sentence, 3)
+    assert not (tmp_path / "saved").exists()
