@@ -183,10 +183,10 @@ class ExactSteps:
 
     def _by_lines(self, cuts: _Cuts, cycle: Cycle) -> int | None:
         """How many repeats a step has by the log's lines; None where too few of them were held to be sure."""
-        ends_us, seen = cuts.last.end_us, cuts.last.seen
+        ends_us, seen, until_us = cuts.last.end_us, cuts.last.seen, self.stream.newest_unix_ns / 1e3
         for step, unix_s in self._marks.lines.T.tolist():
-            if step not in self._seen_at and ends_us[0] <= unix_s * 1e6 <= ends_us[-1]:
-                self._seen_at[step] = int(seen[np.searchsorted(ends_us, unix_s * 1e6)])
+            if step not in self._seen_at and ends_us[0] <= unix_s * 1e6 <= until_us:
+                self._seen_at[step] = int(seen[np.searchsorted(ends_us, unix_s * 1e6, "right") - 1])
         lines = self._marks.lines[0].tolist()
         of_lines = [(step, self._seen_at[step]) for step in lines if step in self._seen_at]
         self._seen_at = dict(of_lines)

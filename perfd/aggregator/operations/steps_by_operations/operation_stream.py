@@ -83,8 +83,8 @@ class OperationStream:
     communicator: str
     operation: str
     newest_sequence: int
-    marks: StepMarks | None = None
-    """Of the rank's steps, if they are known."""
+    marks: StepMarks = field(default_factory=StepMarks)
+    """Of the rank's steps."""
     newest: NewestColumns = field(default_factory=lambda: NewestColumns(5, _HELD_OPERATIONS))
     """Size in bytes, start, end and time in the queue in microseconds, NaN if unknown; whether reported."""
     durations: NewestColumns = field(default_factory=lambda: NewestColumns(1, _HELD_OPERATIONS))
@@ -315,7 +315,7 @@ class OperationStream:
         starts_us, ends_us = self.newest.held[[[START], [END]], whole]
         exact, marked = bool(len(whole)) and not np.isnan(starts_us).any(), False
         if exact:
-            marked = self._marked(places) or (self.marks is not None and self.marks.show_steps(starts_us))
+            marked = self._marked(places) or self.marks.show_steps(starts_us, self.newest_unix_ns / 1e3)
             self._numbered = marked
             self._pattern = shown = None if marked else self._pauses(places, starts_us, ends_us)
             known = self._group or 0

@@ -39,14 +39,14 @@ class StepMarks:
             self._lines.clear()
         self._lines.put(np.array([[step], [unix_s]], dtype=np.float64))
 
-    def show_steps(self, starts_us: Floats) -> bool:
-        """Whether each of (n,) operations, by when they began, is a step."""
-        return are_numbered(starts_us, self._numbers.held[0]) or self._are_counted(starts_us)
+    def show_steps(self, starts_us: Floats, until_us: float) -> bool:
+        """Whether each of (n,) operations, by when they began, is a step; all until a time are known."""
+        return are_numbered(starts_us, self._numbers.held[0]) or self._are_counted(starts_us, until_us)
 
-    def _are_counted(self, starts_us: Floats) -> bool:
+    def _are_counted(self, starts_us: Floats, until_us: float) -> bool:
         """Whether there are as many between two lines as these count."""
         steps, unix_s = self.lines
-        within = (unix_s * 1e6 >= starts_us[0]) & (unix_s * 1e6 <= starts_us[-1])
+        within = (unix_s * 1e6 >= starts_us[0]) & (unix_s * 1e6 <= until_us)
         if not within.any() or np.ptp(steps[within]) < _FEWEST_LINE_STEPS:
             return False
         more = np.searchsorted(starts_us, unix_s[within] * 1e6) - steps[within]
