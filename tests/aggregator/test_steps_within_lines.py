@@ -93,7 +93,8 @@ def printed(lines: Sequence[int], *, steps: int, each: int = 1) -> tuple[Fleet, 
     records: list[tuple[float, Record]] = [(one.end_unix_ns / 1e9, one) for one in timeline.records()]
     for before, number in pairwise((0, *lines)):
         time_s, covered = timeline.ends_us[each * number - 1] / 1e6 + 0.003, number - before
-        line = step(number, job="job", time_s=time_s, step_time_s=1.5, steps_covered=covered)
+        starts = before == 0 or (before == 1 and covered > 1)
+        line = step(number, job="job", time_s=time_s, step_time_s=1.5, steps_covered=covered, warmup=starts)
         records.append((time_s, line))
     made = fleet()
     for _, record in sorted(records, key=lambda one: one[0]):
@@ -112,6 +113,8 @@ def test_two_lines_ten_steps_apart_show_which_operations_are_steps_whatever_thei
         [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
     )
     assert within.steps.step[-1] == 20
+    # The job starts in the first five, which are in a line that says so.
+    assert within.steps.step[within.steps.warmup].tolist() == [*range(int(within.steps.step[0]), 6)]
     # One line less, or one step less between two, leaves open what operations count.
     assert snapshot(printed([10], steps=19)[0]).within_lines is None
     assert snapshot(printed([10, 19], steps=24)[0]).within_lines is None
@@ -127,6 +130,7 @@ def test_operations_beside_the_first_line_are_read_since_the_next_lines_may_be_o
 
     assert within is not None
     assert within.steps.step[0] <= 3
+    assert within.steps.step[within.steps.warmup].tolist() == [*range(int(within.steps.step[0]), 7)]
     assert within.steps.time_unix_s == pytest.approx(
         [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
     )

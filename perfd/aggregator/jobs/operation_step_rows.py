@@ -10,7 +10,7 @@ import numpy as np
 
 from perfd.aggregator.jobs.step_tables import StepRows
 from perfd.aggregator.operations import FoundSteps, OperationSteps, StepMarks
-from perfd.analysis.data.job_data import Floats, OperationPace, StepsWithinLines, StepTable
+from perfd.analysis.data.job_data import Bools, Floats, Ints, OperationPace, StepsWithinLines, StepTable
 from perfd.analysis.data.robust_stats import median
 from perfd.model import CollectiveTimes, TrainingStep
 
@@ -27,6 +27,8 @@ _PART, _NEWEST_LINES, _NEWEST_ROWS = 0.5, 3, 64
 of steps, such as micro-batches. Chosen."""
 _STANDARD_ERRORS = 3.0
 """Of that ratio, which must be within the same distance. Chosen: chance exceeds it in fewer than 1 of 300."""
+_STARTING = 5
+"""Steps with which a job starts, of a line of more that is marked as warm-up. Chosen."""
 
 
 class OperationStepRows:
@@ -213,8 +215,16 @@ class OperationStepRows:
             return None
         shift = int(lines.step[known[-1]] - found.step[ended[known[-1]] - 1])
         pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step + shift)
-        steps = replace(found, step=found.step + shift)
+        numbers = found.step + shift
+        steps = replace(found, step=numbers, warmup=found.warmup | _are_starting(numbers, lines))
         return StepsWithinLines(steps=steps, pace=replace(pace, pauses=pauses))
+
+
+def _are_starting(numbers: Ints, lines: StepTable) -> Bools:
+    """Which steps are of a job's start, as the lines say that hold them."""
+    begun = (lines.step - lines.steps_covered)[lines.warmup]
+    ends = np.minimum(lines.step[lines.warmup], begun + _STARTING)
+    return np.asarray(((numbers[:, None] > begun) & (numbers[:, None] <= ends)).any(axis=1))
 
 
 def _are_parts(rows_s: Floats, lines_s: Floats) -> bool:
