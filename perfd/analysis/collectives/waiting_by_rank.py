@@ -98,7 +98,7 @@ class RankShares:
             costly = highest(np.nan_to_num(self.columns["gain_ratio"]), _AT_EITHER_END)
             waiting = highest(np.nan_to_num(self.wait), _AT_EITHER_END)
             chosen = np.union1d(costly, waiting)
-        columns = {"busy_ratio": self.busy, "wait_ratio": self.wait, **self.columns}
+        columns = dict(self.columns, busy_ratio=self.busy, wait_ratio=self.wait)
         values = np.array([column[chosen] for column in columns.values()], dtype=object)
         values[values != values] = None  # noqa: PLR0124 - NaN
         return tuple(
