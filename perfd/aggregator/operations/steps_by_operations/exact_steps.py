@@ -151,9 +151,9 @@ class ExactSteps:
         cuts = self._cuts(operations, cycle)
         found, last, doubt = self._of_step(cuts, pace, gathers, others)
         by_lines = self._by_lines(cuts, cycle)
-        # Pauses that show another number than the log come from something else. Of several repeats only they
-        # show which one ends a step.
-        if by_lines is not None and found != by_lines and (found is not None or by_lines == 1):
+        # Pauses that show another number than the log come from something else. With sharded parameters only
+        # they show where a step ends.
+        if by_lines is not None and found != by_lines and (found is not None or pace.numbered):
             if by_lines != (self.repeats or 1) and self.newest is not None:
                 self.newest, anew = None, True
             (found, last), doubt = self._placed(cuts, by_lines), None
