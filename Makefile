@@ -18,8 +18,8 @@ PERFD   := $(INSTALL) --no-deps --no-build-isolation --editable .
 # The environment is made again when the dependencies change.
 PINS := pyproject.toml deploy/image/requirements.txt deploy/image/requirements-build.txt
 
-# What Python and Debian bring for this is years old: it takes twice as long, because it compares each wheel that
-# there is with hundreds of tags.
+# The pip that comes with Python or Debian is years old and takes twice as long, because it compares every available
+# wheel with hundreds of tags.
 $(VENV)/.pip: deploy/image/requirements-pip.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "perfd needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
@@ -33,7 +33,7 @@ $(VENV)/.installed: $(VENV)/.pip $(PINS)
 	@$(BIN)/python $(PERFD)
 	@touch $@
 
-# It has all that the other has, in versions that suit the tools.
+# This includes everything in .installed, in versions that suit the tools.
 $(VENV)/.installed-dev: $(VENV)/.pip $(PINS) deploy/lock/development.txt
 	@$(BIN)/python $(LOCKED) -r deploy/lock/development.txt
 	@$(BIN)/python $(PERFD)

@@ -113,7 +113,7 @@ def test_two_lines_ten_steps_apart_show_which_operations_are_steps_whatever_thei
         [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
     )
     assert within.steps.step[-1] == 20
-    # The job starts in the first five, which are in a line that says so.
+    # The first line is marked as warm-up: its first five steps are the start of the job.
     assert within.steps.step[within.steps.warmup].tolist() == [*range(int(within.steps.step[0]), 6)]
     # One line less, or one step less between two, leaves open what operations count.
     assert snapshot(printed([10], steps=19)[0]).within_lines is None

@@ -28,7 +28,7 @@ of steps, such as micro-batches. Chosen."""
 _STANDARD_ERRORS = 3.0
 """Of that ratio, which must be within the same distance. Chosen: chance exceeds it in fewer than 1 of 300."""
 _STARTING = 5
-"""Steps with which a job starts, of a line of more that is marked as warm-up. Chosen."""
+"""First steps of a line marked as warm-up that count as the start of the job. Chosen."""
 
 
 class OperationStepRows:
@@ -221,7 +221,7 @@ class OperationStepRows:
 
 
 def _are_starting(numbers: Ints, lines: StepTable) -> Bools:
-    """Which steps are of a job's start, as the lines say that hold them."""
+    """Which steps belong to the start of the job, according to the lines that cover them."""
     begun = (lines.step - lines.steps_covered)[lines.warmup]
     ends = np.minimum(lines.step[lines.warmup], begun + _STARTING)
     return np.asarray(((numbers[:, None] > begun) & (numbers[:, None] <= ends)).any(axis=1))

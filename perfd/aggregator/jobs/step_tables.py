@@ -60,7 +60,7 @@ class StepRows:
 
     @property
     def one_a_line(self) -> bool:
-        """Whether lines show steps one by one. In many logs the first is of one step and the next are not."""
+        """Whether lines show steps one by one. In many logs only the first covers a single step."""
         return self._rows > 1 and self._covered[self._rows - 1] == 1
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from perfd.aggregator.operations.growable_arrays import NewestColumns
 from perfd.aggregator.operations.steps_by_operations.operation_reports import END, TimedOperations
 from perfd.aggregator.operations.steps_by_operations.operation_stream import Cycle, OperationStream
-from perfd.aggregator.operations.steps_by_operations.step_marks import StepMarks
+from perfd.aggregator.operations.steps_by_operations.step_marks import FEWEST_LINE_STEPS, StepMarks
 from perfd.aggregator.operations.steps_by_operations.step_row_ends import StepPace
 from perfd.analysis.data.job_data import Bools, Floats, StepPauses
 from perfd.analysis.data.robust_stats import median
@@ -44,11 +44,8 @@ _REPEATS_TO_RECOUNT = _HELD_PAUSES
 """What has not shown by then, in as many pauses as are compared, comes from something else: a loader that is
 slow for a while looks like steps of 10 micro-batches where a loop waits for its GPU every 10 to print."""
 
-_FEWEST_LINE_STEPS = 10
-"""Between the first and the last line of several steps, that say how many repeats one has: a line comes up to
-a tenth of a step sooner or later than others, and one repeat may be counted to either side."""
 _UNSURE, _UNSURE_OF_TWO = 0.3, 0.1
-"""How far from a whole number they may then seem, and of two lines only. Chosen."""
+"""How far from a whole number the repeats of a step may be by the lines of a log, and by two only. Chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +187,7 @@ class ExactSteps:
         lines = self._marks.lines[0].tolist()
         of_lines = [(step, self._seen_at[step]) for step in lines if step in self._seen_at]
         self._seen_at = dict(of_lines)
-        if len(of_lines) < 2 or of_lines[-1][0] - of_lines[0][0] < _FEWEST_LINE_STEPS:
+        if len(of_lines) < 2 or of_lines[-1][0] - of_lines[0][0] < FEWEST_LINE_STEPS:
             return None
         steps, operations = np.array(of_lines).T
         each = np.diff(operations) / np.diff(steps) / cycle.operations

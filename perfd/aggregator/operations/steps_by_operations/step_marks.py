@@ -12,13 +12,13 @@ _NUMBERS = 2048
 """Newest reductions of a scalar that are kept, over all communicators."""
 _LINES = 64
 """Newest lines of several steps that are kept."""
-_FEWEST_LINE_STEPS = 10
-"""Steps between the first line and the last, that say how many operations a step has: a line comes up to a
-tenth of a step sooner or later than others, and one operation may be counted to either side."""
+FEWEST_LINE_STEPS = 10
+"""Least steps between the first line and the last to count operations or repeats per step: a line comes up to
+a tenth of a step sooner or later than others, and one operation may be counted to either side."""
 
 
 class StepMarks:
-    """The newest marks of a rank's steps."""
+    """The newest scalar reductions of a rank, and the newest lines of its job's log."""
 
     def __init__(self) -> None:
         self._numbers = NewestColumns(1, _NUMBERS)
@@ -47,7 +47,7 @@ class StepMarks:
         """Whether there are as many between two lines as these count."""
         steps, unix_s = self.lines
         within = (unix_s * 1e6 >= starts_us[0]) & (unix_s * 1e6 <= until_us)
-        if not within.any() or np.ptp(steps[within]) < _FEWEST_LINE_STEPS:
+        if not within.any() or np.ptp(steps[within]) < FEWEST_LINE_STEPS:
             return False
         more = np.searchsorted(starts_us, unix_s[within] * 1e6) - steps[within]
         return bool(np.ptp(more) <= 1)
