@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from benchmarks.gpu.phase_jobs import EXPERTS, TENSOR_PARALLEL, Job
 from benchmarks.gpu.phases import Fault
 
-SEEDS = range(1, 141)
-PAIR_SEEDS = range(39, 141)
+SEEDS = range(1, 161)
+PAIR_SEEDS = range(39, 161)
 """Of jobs on two GPUs."""
 _STEP_S = (0.2, 0.9)
 _HEALTHY_S, _FAULT_S, _BETWEEN_S = (5.0, 15.0), (8.0, 12.0), (6.0, 9.0)
