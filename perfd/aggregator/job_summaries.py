@@ -378,7 +378,8 @@ class JobSummaries:
 
 def _find(memory: _JobMemory, derived: Derived, now_unix_s: float) -> None:
     """Note what a round found, with the fault that goes on though its evidence is of long ago."""
-    memory.newest_step_s = newest_step_s(derived.data.steps)
+    within = derived.data.within_lines
+    memory.newest_step_s = newest_step_s(derived.data.steps if within is None else within.steps)
     memory.lasting, memory.found = with_lasting_fault(
         memory.lasting,
         derived.summary.findings,

@@ -548,9 +548,23 @@ def stalling(at: list[int], ranks: list[int], *, steps: int = 30) -> tuple[Float
 def test_the_third_stall_at_an_equal_distance_names_the_rank_and_the_period() -> None:
     found = periodic_stalls(*stalling([19, 24, 29], [3, 3, 3]))
     assert found is not None
-    assert (found.place, found.period_steps, found.stalls) == (3, 5, 3)
+    assert (found.places, found.period_steps, found.stalls) == ((3,), 5, 3)
     assert found.gain_ratio == pytest.approx(0.12 / 1.12)
     assert periodic_stalls(*stalling([24, 29], [3, 3])) is None
+
+
+def test_ranks_that_stall_together_are_named_up_to_half_of_all() -> None:
+    """As in recording random139: ranks 0 and 2 of four, each time in the same step."""
+    lasted, waited = stalling([19, 24, 29], [3, 3, 3])
+    waited[[19, 24, 29], 1] = 0.05
+    found = periodic_stalls(lasted, waited)
+    assert found is not None
+    assert (found.places, found.stalls, found.gain_ratio) == ((1, 3), 3, pytest.approx(0.12 / 1.12))
+    # One that waits for some of it is none of them, nor is it one that waits for them.
+    waited[24, 1] = 0.05 + 0.4 * 0.6
+    assert periodic_stalls(lasted, waited) is None
+    waited[[19, 24, 29], :2] = 0.05
+    assert periodic_stalls(lasted, waited) is None
 
 
 @pytest.mark.parametrize(
@@ -575,7 +589,7 @@ def test_an_evaluation_in_the_step_of_the_first_stall_does_not_hide_the_later_on
     lasted[9] += 1.0
     found = periodic_stalls(lasted, waited)
     assert found is not None
-    assert (found.place, found.period_steps, found.stalls) == (3, 5, 4)
+    assert (found.places, found.period_steps, found.stalls) == ((3,), 5, 4)
     assert found.gain_ratio == pytest.approx(0.12 / 1.12)
     # It takes one more of them then, and where another rank is one of them nobody is named.
     assert periodic_stalls(lasted[:25], waited[:25]) is None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from analysis.jobs import description, job_data, step_table
 
-from perfd.analysis.collectives import NcclSummary, SlowRank, StallingRank
+from perfd.analysis.collectives import NcclSummary, SlowRank, StallingRanks
 from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, LaunchTable
 from perfd.analysis.diagnosis import AnalysisSettings
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
@@ -208,7 +208,9 @@ def test_timers_that_show_the_input_leave_nothing_to_add() -> None:
 
 
 def test_a_reader_that_stalls_at_intervals_is_named_by_its_role_too() -> None:
-    stalls = StallingRank(rank=0, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.2)
+    stalls = StallingRanks(
+        ranks=(0,), node=None, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.2
+    )
     stall = PeriodicStall(
         period_s=2.6, period_steps=5, usual_s=0.4, stall_s=0.6, cost_ratio=0.2, stalls=4, rank=0
     )
@@ -223,10 +225,28 @@ def test_a_reader_that_stalls_at_intervals_is_named_by_its_role_too() -> None:
     assert RANK in find_bottlenecks(replace(seen, only_reader=None))[0].culprits
 
 
+@pytest.mark.parametrize("node", [None, "n2"])
+def test_ranks_that_stall_together_are_named_or_their_node_is(node: str | None) -> None:
+    stalls = StallingRanks(
+        ranks=(1, 3), node=node, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.1
+    )
+    stall = PeriodicStall(period_s=2.6, period_steps=5, usual_s=0.4, stall_s=0.6, cost_ratio=0.3, stalls=4)
+    seen = replace(facts(None), nccl=NcclSummary(stalling=stalls, source="nccl plugin"), stall=stall)
+
+    (found,) = [one for one in find_bottlenecks(seen) if one.kind in {Kind.STRAGGLER, Kind.PERIODIC_STALL}]
+
+    ranks = tuple(Culprit(kind="rank", id=rank) for rank in (1, 3))
+    assert found.culprits == (ranks if node is None else (Culprit(kind="node", id="n2"),))
+    assert list(found.culprit_ranks) == [1, 3]
+    assert "Ranks 1, 3 do not wait for each other." in found.evidence
+
+
 @pytest.mark.parametrize(("rank", "findings"), [(1, 1), (0, 2), (None, 2)])
 def test_the_stalls_of_a_rank_are_one_finding_with_their_period(rank: int | None, findings: int) -> None:
     """Stalls in the log are a separate finding only if NCCL does not show that the same rank stalls."""
-    stalls = StallingRank(rank=1, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.1)
+    stalls = StallingRanks(
+        ranks=(1,), node=None, period_steps=5, stalls=4, usual_s=0.4, stalled_s=1.0, gain_ratio=0.1
+    )
     stall = PeriodicStall(
         period_s=2.6, period_steps=5, usual_s=0.4, stall_s=0.6, cost_ratio=0.3, stalls=4, rank=rank
     )

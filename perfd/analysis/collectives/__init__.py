@@ -2,7 +2,7 @@
 
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
 from perfd.analysis.collectives.kernel_time_by_dimension import NcclDimension
-from perfd.analysis.collectives.nccl_summary import LateTogether, NcclSummary, SlowRank, StallingRank, nccl
+from perfd.analysis.collectives.nccl_summary import LateTogether, NcclSummary, SlowRank, StallingRanks, nccl
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING, with_waiting
 from perfd.analysis.collectives.slow_links import Reference, SlowGroup
 from perfd.analysis.collectives.waiting_by_rank import NcclRank
@@ -16,7 +16,7 @@ __all__ = [
     "Reference",
     "SlowGroup",
     "SlowRank",
-    "StallingRank",
+    "StallingRanks",
     "bandwidth_words",
     "busiest",
     "nccl",

@@ -34,7 +34,15 @@ from perfd.analysis.counterfactual import (
     stalled_steps,
 )
 from perfd.analysis.data.job_data import Bools, Floats, Ints, JobData, NcclTimeTable
-from perfd.analysis.layout import ALONE, PAIR_OPERATION, LinkSpeeds, group_name, places, role_name
+from perfd.analysis.layout import (
+    ALONE,
+    PAIR_OPERATION,
+    LinkSpeeds,
+    RankLocations,
+    group_name,
+    places,
+    role_name,
+)
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch, ranks_behind, stacked
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
@@ -72,10 +80,12 @@ class SlowRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallingRank:
-    """A rank that all others wait for in each so many steps."""
+class StallingRanks:
+    """A rank, or some together, that all others wait for in each so many steps."""
 
-    rank: int
+    ranks: tuple[int, ...]
+    node: str | None
+    """Where these are, and no other rank; None for one rank."""
     period_steps: int
     stalls: int
     """That were seen."""
@@ -140,8 +150,8 @@ class NcclSummary:
     """Groups whose transfers take far longer than they could, the costliest first."""
     slow_since: SlowRank | None = None
     """A rank that became slow while the job ran, by its own past; only of a role that no other rank has."""
-    stalling: StallingRank | None = None
-    """A rank that stalls at regular distances."""
+    stalling: StallingRanks | None = None
+    """Ranks that stall at regular distances."""
     roots: Sequence[int] = ()
     """Ranks that hand something to others by broadcast in each step, in a job of unknown layout."""
     missing_ranks: Sequence[int] = ()
@@ -200,7 +210,7 @@ def nccl(
     measures = [measures_of(stack, where) for stack in placed]
     slow_rank, stalling = None, None
     if not (tally.renewed or behind):
-        slow_rank, stalling = _by_steps(of_steps, known, job, step_s, parallel)
+        slow_rank, stalling = _by_steps(of_steps, known, job, step_s, parallel, where=where)
     share, wait = _of_all(shares) if times else (None, None)
     return NcclSummary(
         share_ratio=share,
@@ -272,7 +282,9 @@ def _by_steps(
     job: JobData,
     step_s: float | None,
     parallel: ParallelLayout,
-) -> tuple[SlowRank | None, StallingRank | None]:
+    *,
+    where: RankLocations,
+) -> tuple[SlowRank | None, StallingRanks | None]:
     """Who became slow by its own past, and who stalls at regular distances.
 
     With peers a rank is known by when it arrives, but only after more steps, since of two one is last by
@@ -306,7 +318,7 @@ def _by_steps(
         )
     )
     stalls = periodic_stalls(each_s, waits.summed_s) if stalled or not has_peers else None
-    return slow, None if stalls is None else _stalling(stalls, int(known.ranks[stalls.place]))
+    return slow, None if stalls is None else _stalling(stalls, known.ranks, where)
 
 
 def _newest_step(of_steps: StepsOfOperations, job: JobData) -> int:
@@ -317,9 +329,11 @@ def _newest_step(of_steps: StepsOfOperations, job: JobData) -> int:
     return int(of_steps.done or 0) if by_lines else int(job.steps.step[-1])
 
 
-def _stalling(found: PeriodicStalls, rank: int) -> StallingRank:
-    return StallingRank(
-        rank=rank,
+def _stalling(found: PeriodicStalls, ranks: Ints, where: RankLocations) -> StallingRanks:
+    chosen = np.array(found.places, dtype=np.int64)
+    return StallingRanks(
+        ranks=tuple(ranks[chosen].tolist()),
+        node=where.node_of(chosen),
         period_steps=found.period_steps,
         stalls=found.stalls,
         usual_s=found.usual_s,

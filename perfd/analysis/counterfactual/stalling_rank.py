@@ -1,8 +1,9 @@
-"""A rank that stalls at regular intervals: reported after its third stall.
+"""Ranks that stall at regular intervals: reported after their third stall.
 
-The steps that it stalls in are longer than the usual one, all other ranks wait so much longer in them, and it
-does not. By chance one rank would hardly be the one three times, and at equal distances. Garbage collection,
-a checkpoint by one rank and a health check on one node look so.
+The steps that one stalls in are longer than the usual one, all other ranks wait so much longer in them, and
+it does not. By chance one rank would hardly be the one three times, and at equal distances. Garbage
+collection and a checkpoint by one rank look so; ranks of a node that stall together, such as for a health
+check, do not wait for each other.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ _NOT_IT, _IT = 0.5, 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeriodicStalls:
-    """One rank that stalls each so many steps."""
+    """One rank, or some together, that stall each so many steps."""
 
-    place: int
+    places: tuple[int, ...]
     period_steps: int
     stalls: int
     usual_s: float
@@ -66,7 +67,7 @@ def stalled_steps(step_time_s: Floats) -> Ints:
 
 
 def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | None:
-    """The rank that stalls, if it is one and the same each time.
+    """The ranks that stall, if they are the same each time.
 
     `step_time_s` (steps,) and `waits_s` (steps, ranks) have the newest last, NaN where unknown.
     """
@@ -78,16 +79,15 @@ def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | No
     usual_s = float(np.nanmedian(newest))
     usual_wait_s = median(waited, axis=0)
     waited_more_s = waited - usual_wait_s
-    culprits = [_culprit(waited_more_s, int(step), newest[step] - usual_s) for step in ago]
+    culprits = [_culprits(waited_more_s, int(step), newest[step] - usual_s) for step in ago]
     # Operations arrive a little later than a line of the log; and a step may be long for another reason, too,
     # such as an evaluation: then it takes one more, and stalls that cost a good part of a step.
-    first = 1 if culprits[0] is None else 0
-    known = list(takewhile(lambda place: place is not None, culprits[first:]))
+    first = 0 if culprits[0] else 1
+    known = list(takewhile(bool, culprits[first:]))
     others = first + len(known) < len(ago)
     ago = ago[: first + len(known)]
-    if len(ago) < _FEWEST + others or len(set(culprits) - {None}) != 1:
+    if len(ago) < _FEWEST + others or len(set(culprits) - {()}) != 1:
         return None
-    place = next(one for one in known if one is not None)
     period = float(np.diff(ago).mean())
     stalled_s = float(np.median(newest[ago]))
     longer_s = (stalled_s - usual_s) / period
@@ -95,7 +95,7 @@ def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | No
     if others and gain_ratio < _LEAST_BESIDE:
         return None
     return PeriodicStalls(
-        place=place,
+        places=known[0],
         period_steps=round(period),
         stalls=len(ago),
         usual_s=usual_s,
@@ -104,12 +104,13 @@ def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | No
     )
 
 
-def _culprit(more_s: Floats, step: int, longer_s: float) -> int | None:
-    """Who alone does not wait longer; operations may be counted for a step beside it, rather a newer one."""
+def _culprits(more_s: Floats, step: int, longer_s: float) -> tuple[int, ...]:
+    """Who does not wait longer while all others do: half of all at most. Else none.
+
+    Operations may be counted for a step beside it, rather a newer one.
+    """
     around = more_s[max(0, step - _NEWER) : step + _OLDER + 1]
-    if not np.isfinite(around).all():
-        return None
     of_step = around.max(axis=0)
-    order = np.argsort(of_step)
-    alone = of_step[order[0]] <= _IT * longer_s and of_step[order[1]] >= _NOT_IT * longer_s
-    return int(order[0]) if alone else None
+    wait, stall = of_step >= _NOT_IT * longer_s, of_step <= _IT * longer_s
+    each_is_known = np.isfinite(around).all() and (wait | stall).all()
+    return tuple(np.flatnonzero(stall).tolist()) if each_is_known and stall.sum() <= wait.sum() else ()

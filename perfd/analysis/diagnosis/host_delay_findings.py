@@ -6,11 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from perfd.analysis.collectives import StallingRanks
 from perfd.analysis.data.job_data import Bools, Ints
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import IdleSince, LongerSteps, mean_over_gpus
-from perfd.analysis.stragglers import HostContention
+from perfd.analysis.stragglers import HostContention, PeriodicStall
 from perfd.formatting import duration, percent, rank_names
 from perfd.model import RankColumn
 from perfd.thresholds import THRESHOLDS
@@ -175,7 +176,7 @@ def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | 
     None if that rank is already the straggler, with its stalls as evidence.
     """
     stall, seen = facts.stall, facts.nccl.stalling
-    if stall is None or (straggler and seen and {stall.rank, seen.rank} == set(straggler.concerned_ranks)):
+    if stall is None or _shows(seen, stall, straggler):
         return None
     seconds = duration(stall.period_s)
     often = (
@@ -184,9 +185,8 @@ def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | 
         else f"Every {stall.period_steps} steps, which is every {seconds},"
     )
     longer = f"a step takes {duration(stall.stall_s)} longer than the usual {duration(stall.usual_s)}"
-    evidence = [
-        f"{often} {longer}: {stall.stalls} times so far, {percent(stall.cost_ratio)} of the time (log)."
-    ]
+    seen_times = f"{stall.stalls} times so far, {percent(stall.cost_ratio)} of the time"
+    evidence = [f"{often} {longer}: {seen_times} ({facts.step_time_source})."]
     if stall.rank is not None:
         evidence.append(f"Its peers wait for rank {stall.rank} meanwhile ({facts.nccl.source}).")
     return Finding(
@@ -199,6 +199,13 @@ def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | 
         gain_ratio=stall.cost_ratio,
         step_s=stall.usual_s / (1 - stall.cost_ratio),
     )
+
+
+def _shows(seen: StallingRanks | None, stall: PeriodicStall, straggler: Finding | None) -> bool:
+    """Whether the straggler is who stalls: of several that do, none is the one that others wait for."""
+    if seen is None or straggler is None or set(seen.ranks) != set(straggler.concerned_ranks):
+        return False
+    return stall.rank in seen.ranks or (stall.rank is None and len(seen.ranks) > 1)
 
 
 def judge_tensor_launches(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:

@@ -164,6 +164,7 @@ def facts_of(
         parallel=parallel,
         description=description,
         step_source=job.step_source,
+        step_time_source="log" if each.pace is None else "operations of NCCL",
         step_doubt=job.step_doubt,
         software=software_of(
             description.framework if description else None,
@@ -211,7 +212,7 @@ def facts_of(
         readers=only_readers(kernels.roots, job.launches),
         computing_more=computing_more(job.gpu),
         asleep_together=asleep_together(job.launches, activity, parallel.world_size),
-        stall=periodic_stall(job.steps, steady.every_unmarked, job.collectives, parallel),
+        stall=periodic_stall(each.steps, each.unmarked, job.collectives, parallel),
         contention=host_contention(job.host_waits),
         cpu_wait_of_all=cpu_wait_of_all(job.host_waits),
         shared=shared_gpus(job),

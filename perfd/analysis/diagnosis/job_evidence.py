@@ -70,6 +70,8 @@ class JobEvidence:
     steady_steps: int
     """How many steps the steady lines cover."""
     step_source: StepSource | None = None
+    step_time_source: str = "log"
+    """What shows how long single steps take."""
     step_doubt: StepDoubt | None = None
     of_earlier_start: bool = False
     """Whether the job's processes began after its newest step."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.collectives import SlowRank, StallingRank
+from perfd.analysis.collectives import SlowRank, StallingRanks
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.layout import PAIR_OPERATION
 from perfd.analysis.stragglers import OwnWork, ReadingRank
-from perfd.formatting import duration, percent
+from perfd.formatting import duration, percent, rank_names
 from perfd.thresholds import THRESHOLDS
 
 _MORE_WORK = 0.5
@@ -141,29 +141,35 @@ def _by_its_gpu(facts: JobEvidence, slow: SlowRank) -> bool:
     return bool(works_more) or longer.awaited_ranks == (slow.rank,)
 
 
-def by_stalls(facts: JobEvidence, stalling: StallingRank) -> Finding:
-    """A rank that stalls at intervals, or its role if it alone reads the data."""
+def by_stalls(facts: JobEvidence, stalling: StallingRanks) -> Finding:
+    """Ranks that stall at intervals, their node if it has no other, or the role of one that reads data."""
+    ranks = stalling.ranks
+    together = [] if len(ranks) == 1 else [f"{rank_names(ranks).capitalize()} do not wait for each other."]
     evidence = [
-        *stalls_of(facts, stalling.rank),
+        *stalls_of(facts, ranks),
         f"Without the stalls the job would save {percent(stalling.gain_ratio)} of its time.",
         f"All other ranks wait in these, {stalling.stalls} times so far ({facts.nccl.source}).",
+        *together,
     ]
-    if stalling.rank == facts.only_reader:
-        return _reader_role(stalling.rank, evidence, since=stalling, kind=Kind.LATE_HOSTS)
-    found = _one_rank(
-        stalling.rank,
+    if ranks == (facts.only_reader,):
+        return _reader_role(ranks[0], evidence, since=stalling, kind=Kind.LATE_HOSTS)
+    of_ranks = tuple(Culprit(kind="rank", id=rank) for rank in ranks)
+    return Finding(
+        kind=Kind.STRAGGLER,
         confidence=0.8,
+        culprits=of_ranks if stalling.node is None else (Culprit(kind="node", id=stalling.node),),
+        ranks=() if stalling.node is None else ranks,
         evidence=evidence,
+        advice=advice.PERIODIC_STALL,
         gain_ratio=stalling.gain_ratio,
         step_s=stalling.step_s,
     )
-    return replace(found, advice=advice.PERIODIC_STALL)
 
 
-def stalls_of(facts: JobEvidence, rank: int) -> list[str]:
-    """Evidence that a rank stalls at intervals, if it does."""
+def stalls_of(facts: JobEvidence, ranks: Sequence[int]) -> list[str]:
+    """Evidence that these ranks stall at intervals, if they do."""
     seen = facts.nccl.stalling
-    if seen is None or seen.rank != rank:
+    if seen is None or seen.ranks != tuple(ranks):
         return []
     stalled, usual = duration(seen.stalled_s), duration(seen.usual_s)
     return [f"Every {seen.period_steps} steps, one takes {stalled} instead of {usual}."]
@@ -242,7 +248,7 @@ def _of_reader(facts: JobEvidence, slow: SlowRank, reading: ReadingRank) -> Find
     )
 
 
-def _reader_role(rank: int, evidence: list[str], *, since: SlowRank | StallingRank, kind: Kind) -> Finding:
+def _reader_role(rank: int, evidence: list[str], *, since: SlowRank | StallingRanks, kind: Kind) -> Finding:
     """The role of the one rank that reads the data, which nothing shows to be slow itself."""
     by_design = f"Rank {rank} reads the data for all ranks, by design, and has no peer to compare it with"
     loading = kind is Kind.DATA_LOADING

@@ -202,7 +202,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
         *_over(over_steps),
         *([_ALONE_IDLE] if alone_idle else _of_those(arrivals, slow)),
-        *stalls_of(facts, slow.rank),
+        *stalls_of(facts, [slow.rank]),
         *(described(straggler) for straggler in agreeing),
     ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)

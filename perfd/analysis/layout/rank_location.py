@@ -36,6 +36,12 @@ class RankLocations:
     network_bytes_per_s: Floats
     network_source: str
 
+    def node_of(self, chosen: Ints) -> str | None:
+        """The node of all these ranks, by place, and of no other; None without one, or with one rank."""
+        numbers = np.unique(self.node[chosen])
+        alone = len(numbers) == 1 and numbers[0] >= 0 and (self.node == numbers[0]).sum() == len(chosen) > 1
+        return self.names[numbers[0]] if alone else None
+
 
 def places(job: JobData, ranks: Ints, speeds: LinkSpeeds) -> RankLocations:
     """Where these ranks of a job are; they are in order."""
