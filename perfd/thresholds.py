@@ -81,6 +81,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     late_hosts_waiting_compute_ratio: float
     late_hosts_idle_ratio: float
     late_hosts_waiting_ratio: float
+    late_hosts_gain_ratio: float
     late_hosts_alert_gain_ratio: float
     tensor_wait_ratio: float
     periodic_stall_ratio: float

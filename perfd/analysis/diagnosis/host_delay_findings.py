@@ -102,6 +102,8 @@ def judge_late_hosts(
         " time (NVML): their hosts are late together."
     )
     awaited = _awaited(facts, longer)
+    if not awaited and longer.gain_ratio < THRESHOLDS.late_hosts_gain_ratio:
+        return None
     readers = _readers(facts, longer.ranks[idle]) if waiting.any() else []
     return Finding(
         kind=Kind.STRAGGLER if awaited else Kind.LATE_HOSTS,
@@ -114,6 +116,7 @@ def judge_late_hosts(
         step_s=longer.since_s,
         longer_for_s=longer.longer_for_s,
         since_step=longer.since_step,
+        tentative=not awaited,
     )
 
 

@@ -1,4 +1,4 @@
-"""A rank that one round finds late, by so little or so briefly that the next round may not find it."""
+"""A rank or hosts that one round finds late, by so little or so briefly that the next may not find them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONFIRMED_S = 1.0
 _NOT_YET = Finding(
     kind=Kind.UNKNOWN,
     confidence=0.0,
-    evidence=("One rank may be late, but by so little that a second round must confirm it.",),
+    evidence=("One rank or all hosts may be late, but by so little that a second round must confirm it.",),
     advice=MORE_STEPS,
 )
 
@@ -40,7 +40,7 @@ def without_tentative(
     again = prior.suspected is not None and is_same(prior.suspected, one)
     since = (prior.suspected_since if again else None) or now
     prior = replace(prior, suspected=one, suspected_since=since)
-    if blamed or (not _is_over(one) and apart(since, now, 1, CONFIRMED_S)):
+    if blamed or (not _is_over(one) and _is_confirmed(one, since, now)):
         return prior, [replace(each, tentative=False) for each in found]
     left = [each for each in found if each is not one]
     return prior, left or [prior.settled or _NOT_YET]
@@ -48,3 +48,9 @@ def without_tentative(
 
 def _is_over(found: Finding) -> bool:
     return found.kind is Kind.STRAGGLER and found.may_be_over
+
+
+def _is_confirmed(one: Finding, since: Moment, now: Moment) -> bool:
+    """Whether the evidence is another one than that of the first round: of longer steps by a newer line."""
+    by_lines = one.since_step is not None
+    return apart(since, now, 1, CONFIRMED_S) and not (by_lines and now.newest_step == since.newest_step)
