@@ -77,6 +77,16 @@ def test_all_ranks_whose_gpus_idle_in_longer_steps_have_late_hosts_and_no_rank_i
     assert "perfd.hook" in first.advice
 
 
+@pytest.mark.parametrize(("gain", "found"), [(0.149, False), (0.151, True)])
+def test_hosts_that_make_steps_longer_by_little_do_so_by_themselves(gain: float, found: bool):
+    """As in recordings random138 and random148: by 10 and 12% for six steps, in healthy jobs."""
+    times_s = [BEFORE_S] * 12 + [BEFORE_S / (1 - gain)] * 8
+    assert (Kind.LATE_HOSTS in kinds(job(times_s))) is found
+    # A rank that all others wait for is no noise of all hosts.
+    one = kinds(replace(job(times_s, idle=(False, True, False, False)), description=None))
+    assert Kind.STRAGGLER in one
+
+
 @pytest.mark.parametrize("paused_steps", [8, 30])
 def test_a_pause_before_longer_steps_with_more_work_is_no_sign_of_late_hosts(paused_steps: int):
     # A new shape stops all ranks to compile, and has more work from then on.

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from analysis.jobs import step_table
+from analysis.jobs import job_data, step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfd.analysis.data.job_data import OperationPace, StepsWithinLines
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
+from perfd.analysis.findings import Kind
 from perfd.analysis.steps import steady_rows
 from perfd.analysis.stragglers import PeriodicStall, periodic_stall
 from perfd.model import ParallelLayout
@@ -55,6 +58,30 @@ def test_one_rank_that_stalls_every_fifth_step_is_named_with_period_and_cost() -
     assert stall.period_s == pytest.approx(5 * 0.5 + 0.6, abs=0.05)
     assert stall.cost_ratio == pytest.approx(0.6 / 3.1, abs=0.02)
     assert stall.usual_s == pytest.approx(0.5, abs=0.01)
+
+
+def test_stalls_in_steps_between_two_lines_of_a_log_are_seen_by_operations() -> None:
+    steps = step_table(steps_with_stalls(60, 5, 0.6))
+    times_s = steps.step_time_s.reshape(12, 5).mean(axis=1)
+    lines = replace(
+        step_table(times_s.tolist()),
+        step=steps.step[4::5],
+        time_unix_s=steps.time_unix_s[4::5],
+        steps_covered=np.full(12, 5),
+    )
+    pace = OperationPace(
+        communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=300, doubt=None, exact=True
+    )
+    by_lines = job_data(lines)
+    known = replace(by_lines, within_lines=StepsWithinLines(steps=steps, pace=pace))
+
+    assert summarise(by_lines, AnalysisSettings()).bottleneck.kind is not Kind.PERIODIC_STALL
+    stall = summarise(known, AnalysisSettings()).bottleneck
+    assert stall.kind is Kind.PERIODIC_STALL
+    assert stall.evidence[0].startswith(
+        "Every 5 steps, which is every 3096.5 ms, a step takes 600.9 ms longer"
+    )
+    assert stall.evidence[0].endswith("(operations of NCCL).")
 
 
 @pytest.mark.parametrize("odd", [[3], [3, 57], [11, 23, 47]])

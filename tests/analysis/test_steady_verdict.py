@@ -569,6 +569,22 @@ def test_a_rank_that_is_late_by_little_is_blamed_once_a_second_look_finds_it():
     assert heads([HOST] * 3 + [slow(3)])[3] == slow(3)
 
 
+@pytest.mark.parametrize(("newest_step", "shown"), [(90, False), (92, True)])
+def test_hosts_that_longer_lines_show_late_are_the_headline_once_another_line_shows_it(
+    newest_step: int, shown: bool
+) -> None:
+    late = Finding(
+        kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, since_step=84, longer_for_s=9.0, tentative=True
+    )
+    verdict, moment = Verdict(settled=HOST, steady_steps=50), Moment(unix_s=1.0, step=90, steady_steps=50)
+    moment = replace(moment, newest_step=90, step_s=1.0)
+    verdict, found = steady_verdict(verdict, [late], moment)
+    assert found[0] == HOST
+    moment = replace(moment, unix_s=3.0, step=newest_step, newest_step=newest_step)
+    _, found = steady_verdict(verdict, [late], moment)
+    assert found[0] == (replace(late, tentative=False) if shown else HOST)
+
+
 def test_a_second_look_may_find_the_late_rank_with_others_that_wait_for_it():
     together = Finding(kind=Kind.STRAGGLER, confidence=0.4, gain_ratio=0.2, ranks=(1, 3))
     assert heads([HOST] * 3 + [little(3), together])[4] == slow(3)

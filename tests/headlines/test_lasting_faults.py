@@ -10,11 +10,11 @@ import pytest
 from benchmarks.headlines.looks import Look, Watched, watch
 from benchmarks.headlines.truth import truth_of
 
-EVERYDAY = Path(__file__).parents[2] / "benchmarks/gpu/recorded_everyday"
+GPU_JOBS = Path(__file__).parents[2] / "benchmarks/gpu"
 
 
-def watched(name: str) -> Watched:
-    recording = EVERYDAY / name / "recording"
+def watched(name: str, folder: str = "recorded_everyday") -> Watched:
+    recording = GPU_JOBS / folder / name / "recording"
     return watch(recording, name, truth_of(recording))
 
 
@@ -39,6 +39,17 @@ def test_it_is_the_headline_until_it_ends_and_nothing_else_is(
     assert {one.blamed for one in looks} == {frozenset(ranks)}
     assert looks[-1].at_s - looks[0].at_s >= least_s
     assert not job.false_blame
+
+
+def test_a_fault_is_over_by_single_steps_where_lines_over_several_are_as_long_in_the_next_one() -> None:
+    """Of five steps all take 0.78 s with slow loaders, and later four take 0.57 s and one 1.5 s."""
+    job = watched("random139", "recorded_random")
+    assert {one.kind for one in looks_since_named(job, 0)} <= {"host_bound", "late_hosts", "data_loading"}
+    of_stalls = looks_since_named(job, 1)
+    stalled = [one for one in of_stalls if one.blamed]
+    assert {(one.kind, one.blamed) for one in stalled} == {("straggler", frozenset({0, 2}))}
+    assert of_stalls[-1] in stalled
+    assert "data_loading" not in {one.kind for one in of_stalls if one.at_s >= stalled[0].at_s}
 
 
 @pytest.mark.slow

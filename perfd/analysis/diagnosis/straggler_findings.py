@@ -206,6 +206,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         *(described(straggler) for straggler in agreeing),
     ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
+    steps_are_known = facts.step_time.median is not None and facts.step_doubt is None
     return Finding(
         kind=Kind.DATA_LOADING if idle and one_rank_loads_slowly(facts.data) else Kind.STRAGGLER,
         confidence=0.9 if agreeing else 0.8 if slow.busy_ratio is not None else 0.6,
@@ -215,7 +216,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         gain_ratio=arrivals.gain_ratio,
         step_s=arrivals.step_s,
         may_be_over=over_steps is not None,
-        tentative=not agreeing and (facts.step_time.median is None or _is_little(slow)),
+        tentative=not agreeing and (not steps_are_known or _is_little(slow)),
     )
 
 
