@@ -11,10 +11,10 @@ from analysis.jobs import description, gpu_table, job_data, step_table
 from analysis.test_lateness import STEP_S, blamed, gradients, lags
 from analysis.test_sleeping_hosts import launches
 
-from perfd.analysis.data.job_data import HostWaitTable, JobData
+from perfd.analysis.data.job_data import HostWaitTable, JobData, OperationPace
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
-from perfd.model import GpuColumn, RankColumn
+from perfd.model import GpuColumn, RankColumn, StepDoubt
 from tests.support.nccl_records import NcclTime
 
 SINCE = 14
@@ -171,16 +171,13 @@ def test_without_gpus_hosts_that_never_sleep_may_limit_a_job_and_this_is_said(
     )
 
 
-@pytest.mark.parametrize(("scatter", "tentative"), [(0.0, False), (0.6, False), (0.9, True)])
-def test_of_a_rank_that_is_late_by_little_more_than_it_scatters_one_look_is_too_little(
-    scatter: float, tentative: bool
-) -> None:
-    """As in recordings random42 and random62, whose hosts were late for a second or two, as if by a fault."""
+def late_by_a_fifth(scatter: float) -> JobData:
+    """Rank 1 of two is late in each step, by 0.2 of it in the middle; by how much scatters evenly."""
     by_chance = np.random.default_rng(1).uniform(-1.0, 1.0, 60)
     lagging = lags(60, 2, {0: 0.05})
     lagging[:, 1] = np.maximum(0.0, 0.2 * STEP_S * (1 + scatter * by_chance))
     table = step_table([STEP_S] * 60)
-    data = job_data(
+    return job_data(
         table,
         description=description(world_size=2, dp=2),
         collectives=[gradients(lagging, buckets=1, operations_per_s=1 / STEP_S)],
@@ -188,7 +185,26 @@ def test_of_a_rank_that_is_late_by_little_more_than_it_scatters_one_look_is_too_
         gpu=gpu_table(table, {"busy_ratio": [0.6, 0.6]}, per_step=1),
         now_unix_s=float(table.time_unix_s[-1]),
     )
-    found = summary(data)
+
+
+@pytest.mark.parametrize(("doubt", "tentative"), [(StepDoubt.MICRO_BATCHES, True), (None, False)])
+def test_of_a_rank_that_is_late_in_rows_that_may_be_micro_batches_one_look_is_too_little(
+    doubt: StepDoubt | None, tentative: bool
+) -> None:
+    """As in recording random157: ranks with more work for their GPUs, that cost nothing, for one look."""
+    rows = OperationPace(
+        communicator="ab", operation="AllReduce", per_step=1, row_end_sequence=60, doubt=doubt
+    )
+    found = summary(replace(late_by_a_fifth(0.0), operation_pace=rows)).bottleneck
+    assert (found.kind, found.tentative) == (Kind.STRAGGLER, tentative)
+
+
+@pytest.mark.parametrize(("scatter", "tentative"), [(0.0, False), (0.6, False), (0.9, True)])
+def test_of_a_rank_that_is_late_by_little_more_than_it_scatters_one_look_is_too_little(
+    scatter: float, tentative: bool
+) -> None:
+    """As in recordings random42 and random62, whose hosts were late for a second or two, as if by a fault."""
+    found = summary(late_by_a_fifth(scatter))
     assert found.bottleneck.kind is Kind.STRAGGLER
     assert found.bottleneck.tentative is tentative
     # Nor is its GPU left out of what limits the job otherwise.

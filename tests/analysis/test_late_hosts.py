@@ -87,6 +87,13 @@ def test_hosts_that_make_steps_longer_by_little_do_so_by_themselves(gain: float,
     assert Kind.STRAGGLER in one
 
 
+@pytest.mark.parametrize(("lines", "tentative"), [(5, True), (6, False)])
+def test_late_hosts_in_few_lines_are_tentative(lines: int, tentative: bool):
+    # Three lines are enough where the change is clear.
+    first = summary(job([BEFORE_S] * 12 + [SINCE_S] * lines)).bottleneck
+    assert (first.kind, first.tentative) == (Kind.LATE_HOSTS, tentative)
+
+
 @pytest.mark.parametrize("paused_steps", [8, 30])
 def test_a_pause_before_longer_steps_with_more_work_is_no_sign_of_late_hosts(paused_steps: int):
     # A new shape stops all ranks to compile, and has more work from then on.

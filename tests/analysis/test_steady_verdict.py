@@ -585,6 +585,18 @@ def test_hosts_that_longer_lines_show_late_are_the_headline_once_another_line_sh
     assert found[0] == (replace(late, tentative=False) if shown else HOST)
 
 
+@pytest.mark.parametrize(("gain", "shown"), [(0.3, True), (0.34, False)])
+def test_a_second_look_may_find_the_last_of_several_whose_hosts_are_late(gain: float, shown: bool) -> None:
+    """As in recording random40: ranks 0 and 2 load slowly, and rank 2 comes last."""
+    late = Finding(
+        kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.3, ranks=(0, 2), since_step=84, tentative=True
+    )
+    last = replace(slow(2), gain_ratio=gain)
+    assert heads([HOST] * 3 + [late, last])[4] == (replace(late, tentative=False) if shown else last)
+    other = replace(last, culprits=slow(1).culprits)
+    assert heads([HOST] * 3 + [late, other])[4] == other
+
+
 def test_a_second_look_may_find_the_late_rank_with_others_that_wait_for_it():
     together = Finding(kind=Kind.STRAGGLER, confidence=0.4, gain_ratio=0.2, ranks=(1, 3))
     assert heads([HOST] * 3 + [little(3), together])[4] == slow(3)

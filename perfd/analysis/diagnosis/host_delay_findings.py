@@ -116,7 +116,7 @@ def judge_late_hosts(
         step_s=longer.since_s,
         longer_for_s=longer.longer_for_s,
         since_step=longer.since_step,
-        tentative=not awaited,
+        tentative=not awaited and longer.few,
     )
 
 

@@ -36,9 +36,11 @@ from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, FAULTS, Kind
 from perfd.analysis.findings.lasting_fault import are_short_again
 from perfd.analysis.findings.same_fault import (
+    AS_MUCH,
     are_its_stalls,
     far_costlier,
     has_effect,
+    is_last_of,
     is_same,
     seen_otherwise,
     was_its_effect,
@@ -61,8 +63,6 @@ _NO_EVIDENCE = 0.5
 _OF_ALL_HOSTS = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
 _MORE = 1.5
 """Times what the headline costs that another one costs which takes its place, if both are found. Chosen."""
-_AS_MUCH = 0.1
-"""Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
 _OF_PAST = frozenset({Kind.HOST_CONTENTION})
 """They rest on medians over half a minute: even about one rank they are not news at once."""
 _GAP_S = 2.0
@@ -192,23 +192,15 @@ def _still_blamed(
 
 def _is_last_of(blamed: Finding, head: Finding, prior: Verdict, now: Moment) -> bool:
     """Whether a rank may be just the last of several whose hosts rounds a moment before found late."""
-    one_of_them = (
-        blamed.kind is Kind.LATE_HOSTS
-        and head.kind is Kind.STRAGGLER
-        and len(blamed.ranks) > 1
-        and set(head.culprit_ranks) < set(blamed.ranks)
-    )
     since = prior.cleared_since or now
-    other = abs((head.gain_ratio or 0.0) - (blamed.gain_ratio or 0.0))
-    as_much = other <= _AS_MUCH * (blamed.gain_ratio or 0.0)
-    return one_of_them and as_much and now.unix_s - since.unix_s <= _GAP_S
+    return is_last_of(blamed, head) and now.unix_s - since.unix_s <= _GAP_S
 
 
 def _costs_less(blamed: Finding, head: Finding, now: Moment) -> bool:
     """Whether a round finds another rank, not the blamed one, which costs less and did not just begin."""
     other = bool(blamed.culprits) and _blames_rank(head) and not is_same(blamed, head)
     news = head.kind in _OVER_AT_ONCE or _just_began(head, now)
-    return other and not news and weight(head) < (1 - _AS_MUCH) * weight(blamed)
+    return other and not news and weight(head) < (1 - AS_MUCH) * weight(blamed)
 
 
 def _found_still(blamed: Finding, found: Sequence[Finding]) -> tuple[Finding | None, bool]:
@@ -303,7 +295,7 @@ def _last_of_late_hosts(prior: Verdict, settled: Finding, head: Finding, now: Mo
         return False
     again = prior.blamed is not None and is_same(prior.blamed, head)
     other = abs((head.gain_ratio or 0.0) - (settled.gain_ratio or 0.0))
-    return not again and other <= _AS_MUCH * (settled.gain_ratio or 0.0)
+    return not again and other <= AS_MUCH * (settled.gain_ratio or 0.0)
 
 
 def _mixes(settled: Finding, head: Finding) -> bool:
@@ -366,7 +358,7 @@ def _differs_by_bound(prior: Verdict, now: Moment) -> bool:
     if settled is None or settled.kind in _NO_CAUSE or settled.since_step is not None or since is None:
         return False
     known = since.step_s is not None and now.step_s is not None
-    return known and abs((now.step_s or 0.0) - (since.step_s or 0.0)) <= _AS_MUCH * (since.step_s or 0.0)
+    return known and abs((now.step_s or 0.0) - (since.step_s or 0.0)) <= AS_MUCH * (since.step_s or 0.0)
 
 
 def _patience(settled: Finding | None, head: Finding, *, blamed: bool) -> float:

@@ -8,6 +8,8 @@ from perfd.thresholds import THRESHOLDS
 
 _OF_ONE_RANK = frozenset({Kind.STRAGGLER, Kind.PERIODIC_STALL, Kind.LATE_HOSTS})
 """Of the same rank, or its role, these are one fault."""
+AS_MUCH = 0.1
+"""Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
 _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
 
 
@@ -28,6 +30,14 @@ def with_others(blamed: Finding, head: Finding) -> bool:
     if not blamed.culprits or not {blamed.kind, head.kind} <= _OF_ONE_RANK:
         return False
     return not head.culprits and bool(head.ranks) and set(blamed.concerned_ranks) <= set(head.ranks)
+
+
+def is_last_of(hosts: Finding, head: Finding) -> bool:
+    """Whether a rank may be just the last of several whose hosts are late: it costs as much as they do."""
+    several = hosts.kind is Kind.LATE_HOSTS and len(hosts.ranks) > 1
+    one_of_them = head.kind is Kind.STRAGGLER and set(head.culprit_ranks) < set(hosts.ranks)
+    gain = hosts.gain_ratio or 0.0
+    return several and one_of_them and abs((head.gain_ratio or 0.0) - gain) <= AS_MUCH * gain
 
 
 def are_its_stalls(blamed: Finding, head: Finding) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import Kind
-from perfd.analysis.findings.same_fault import is_same, with_others
+from perfd.analysis.findings.same_fault import is_last_of, is_same, with_others
 from perfd.analysis.findings.verdict import Moment, Verdict, apart
 
 CONFIRMED_S = 1.0
@@ -32,7 +32,7 @@ def without_tentative(
     if one is None:
         suspected, since = prior.suspected, prior.suspected_since or now
         prior = replace(prior, suspected=None, suspected_since=None)
-        if suspected is None or _is_over(suspected) or not with_others(suspected, found[0]):
+        if suspected is None or _is_over(suspected) or not _finds_too(found[0], suspected):
             return prior, found
         late = apart(since, now, 1, CONFIRMED_S)
         return prior, [replace(suspected, tentative=False), *found[1:]] if late else found
@@ -44,6 +44,11 @@ def without_tentative(
         return prior, [replace(each, tentative=False) for each in found]
     left = [each for each in found if each is not one]
     return prior, left or [prior.settled or _NOT_YET]
+
+
+def _finds_too(head: Finding, suspected: Finding) -> bool:
+    """Whether other evidence shows the same: that rank with others, or only the last of several."""
+    return with_others(suspected, head) or is_last_of(suspected, head)
 
 
 def _is_over(found: Finding) -> bool:

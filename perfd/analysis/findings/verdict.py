@@ -49,7 +49,7 @@ class Verdict:
     was_blamed_last: Moment | None = None
     """When it was last: steps of that time are judged for some time after."""
     suspected: Finding | None = None
-    """The rank that a tentative finding of the newest round blames, which is not shown yet."""
+    """What a tentative finding of the newest round blames, which is not shown yet."""
     suspected_since: Moment | None = None
     cleared_since: Moment | None = None
     """Since when rounds have another headline than `blamed`; None while they have it."""
