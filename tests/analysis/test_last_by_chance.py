@@ -171,32 +171,40 @@ def test_without_gpus_hosts_that_never_sleep_may_limit_a_job_and_this_is_said(
     )
 
 
-def late_by_a_fifth(scatter: float) -> JobData:
-    """Rank 1 of two is late in each step, by 0.2 of it in the middle; by how much scatters evenly."""
+def always_late(scatter: float, late_ratio: float = 0.2, busy_ratio: float = 0.6) -> JobData:
+    """Rank 1 of two is late in each step, by that much of it in the middle; by how much scatters evenly."""
     by_chance = np.random.default_rng(1).uniform(-1.0, 1.0, 60)
     lagging = lags(60, 2, {0: 0.05})
-    lagging[:, 1] = np.maximum(0.0, 0.2 * STEP_S * (1 + scatter * by_chance))
+    lagging[:, 1] = np.maximum(0.0, late_ratio * STEP_S * (1 + scatter * by_chance))
     table = step_table([STEP_S] * 60)
     return job_data(
         table,
         description=description(world_size=2, dp=2),
         collectives=[gradients(lagging, buckets=1, operations_per_s=1 / STEP_S)],
         nccl=[NcclTime(rank=rank, busy_s=2.5, span_s=10.0, lost_operations=0) for rank in range(2)],
-        gpu=gpu_table(table, {"busy_ratio": [0.6, 0.6]}, per_step=1),
+        gpu=gpu_table(table, {"busy_ratio": [busy_ratio, busy_ratio]}, per_step=1),
         now_unix_s=float(table.time_unix_s[-1]),
     )
 
 
-@pytest.mark.parametrize(("doubt", "tentative"), [(StepDoubt.MICRO_BATCHES, True), (None, False)])
-def test_of_a_rank_that_is_late_in_rows_that_may_be_micro_batches_one_look_is_too_little(
-    doubt: StepDoubt | None, tentative: bool
+@pytest.mark.parametrize(
+    ("doubt", "late_ratio", "tentative"),
+    [
+        (StepDoubt.MICRO_BATCHES, 0.16, True),
+        (StepDoubt.MICRO_BATCHES, 0.165, False),
+        (None, 0.16, False),
+    ],
+)
+def test_of_a_rank_that_is_late_by_little_in_rows_that_may_be_micro_batches_one_look_is_too_little(
+    doubt: StepDoubt | None, late_ratio: float, tentative: bool
 ) -> None:
     """As in recording random157: ranks with more work for their GPUs, that cost nothing, for one look."""
     rows = OperationPace(
         communicator="ab", operation="AllReduce", per_step=1, row_end_sequence=60, doubt=doubt
     )
-    found = summary(replace(late_by_a_fifth(0.0), operation_pace=rows)).bottleneck
-    assert (found.kind, found.tentative) == (Kind.STRAGGLER, tentative)
+    seen = summary(replace(always_late(0.0, late_ratio, busy_ratio=1.0), operation_pace=rows)).findings
+    (found,) = [one for one in seen if one.kind is Kind.STRAGGLER]
+    assert found.tentative is tentative
 
 
 @pytest.mark.parametrize(("scatter", "tentative"), [(0.0, False), (0.6, False), (0.9, True)])
@@ -204,7 +212,7 @@ def test_of_a_rank_that_is_late_by_little_more_than_it_scatters_one_look_is_too_
     scatter: float, tentative: bool
 ) -> None:
     """As in recordings random42 and random62, whose hosts were late for a second or two, as if by a fault."""
-    found = summary(late_by_a_fifth(scatter))
+    found = summary(always_late(scatter))
     assert found.bottleneck.kind is Kind.STRAGGLER
     assert found.bottleneck.tentative is tentative
     # Nor is its GPU left out of what limits the job otherwise.

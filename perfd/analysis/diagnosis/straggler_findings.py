@@ -44,6 +44,8 @@ them would be named in 1 of 500, with 5 in 1 of 11,000 (400,000 simulated window
 uniform times)."""
 _SURE_SIGMAS = 7.0
 """With fewer, one round is too little: hosts of healthy jobs were late by 6.1 and 6.6 for one. Chosen."""
+_NOTABLE = 0.1
+"""Of a row that may be a micro-batch: a rank that costs less is not named by one round. Chosen."""
 _LEAST_SLOWDOWN = 0.03
 """By which the slowest rank leads the next one: less is the spread of healthy GPUs. Chosen."""
 _EXPLAINS = 0.6
@@ -206,7 +208,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         *(described(straggler) for straggler in agreeing),
     ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
-    steps_are_known = facts.step_time.median is not None and facts.step_doubt is None
+    of_parts = facts.step_doubt is not None and arrivals.gain_ratio < _NOTABLE
     return Finding(
         kind=Kind.DATA_LOADING if idle and one_rank_loads_slowly(facts.data) else Kind.STRAGGLER,
         confidence=0.9 if agreeing else 0.8 if slow.busy_ratio is not None else 0.6,
@@ -216,7 +218,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         gain_ratio=arrivals.gain_ratio,
         step_s=arrivals.step_s,
         may_be_over=over_steps is not None,
-        tentative=not agreeing and (not steps_are_known or _is_little(slow)),
+        tentative=not agreeing and (facts.step_time.median is None or of_parts or _is_little(slow)),
     )
 
 
