@@ -105,7 +105,7 @@ def periodic_stalls(step_time_s: Floats, waits_s: Floats) -> PeriodicStalls | No
 
 
 def _culprits(more_s: Floats, step: int, longer_s: float) -> tuple[int, ...]:
-    """Who does not wait longer while all others do: half of all at most. Else none.
+    """The ranks that do not wait longer while all others do: half of all at most. Else none.
 
     Operations may be counted for a step beside it, rather a newer one.
     """
