@@ -563,6 +563,8 @@ def test_ranks_that_stall_together_are_named_up_to_half_of_all() -> None:
     # One that waits for some of it is none of them, nor is it one that waits for them.
     waited[24, 1] = 0.05 + 0.4 * 0.6
     assert periodic_stalls(lasted, waited) is None
+    waited[[19, 29], 1] = waited[24, 1]
+    assert periodic_stalls(lasted, waited) is None
     waited[[19, 24, 29], :2] = 0.05
     assert periodic_stalls(lasted, waited) is None
 

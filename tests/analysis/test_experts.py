@@ -69,6 +69,7 @@ def test_work_that_one_rank_got_and_no_other_lost_is_not_of_its_experts(
         before_s=0.3,
         since_s=0.6,
         longer_for_s=6.0,
+        lines=8,
         ranks=np.arange(4),
         computing_ratio=np.array(added),
         running_ratio=np.ones(4),

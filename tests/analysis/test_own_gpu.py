@@ -73,6 +73,7 @@ def seen(operation: str, wait_ratio: float) -> list[Finding]:
         before_s=BEFORE_S,
         since_s=SINCE_S,
         longer_for_s=3.0,
+        lines=8,
         ranks=np.arange(2),
         computing_ratio=np.array([0.0, 0.9]),
         running_ratio=np.array([1.0, 1.0]),

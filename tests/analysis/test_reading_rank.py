@@ -80,6 +80,7 @@ def longer(computing_ratio: float, *, since_step: int = SINCE_STEP) -> LongerSte
         before_s=BEFORE_S,
         since_s=SINCE_S,
         longer_for_s=8 * SINCE_S,
+        lines=8,
         ranks=np.arange(2),
         computing_ratio=np.array([computing_ratio, 0.1]),
         running_ratio=np.ones(2),

@@ -23,13 +23,21 @@ from perfd.nodes.finding_blame import blames_of
 _ONSET_S, _LOOK_S = 15.0, 30.0
 
 
-def _summary(slow: Callable[[int], float], *, gpu_samples: bool = True, **shape: Any) -> JobSummary:
-    """About a job on two nodes, data parallel without `shape`; a rank computes longer by `slow`."""
+def _summary(
+    slow: Callable[[int], float], *, stalls: bool = False, gpu_samples: bool = True, **shape: Any
+) -> JobSummary:
+    """A job on two nodes, data parallel without `shape`; a rank computes longer by `slow`, or stalls."""
     fields = {"data": 16, "step_s": 0.25, "length_s": _LOOK_S, **shape}
     scenario = Scenario(seed=3, world=held_out_world(), gpu_samples=gpu_samples, **fields)
     longer = np.array([slow(rank) for rank in range(16)])
     made = LayoutJob if scenario.in_dimensions else Simulated
-    trace = made(scenario, lambda _, now_s: Effect(longer if now_s > _ONSET_S else 0.0)).run()
+
+    def effect(step: int, now_s: float) -> Effect:
+        if stalls:
+            return Effect(stall_s=longer if now_s > _ONSET_S and step % 5 == 0 else 0.0)
+        return Effect(longer if now_s > _ONSET_S else 0.0)
+
+    trace = made(scenario, effect).run()
     fleet = Fleet(Limits(), AggregatorCounters())
     for sent in batches(scenario, trace, scenario.length_s):
         source = RecordSource(
@@ -52,6 +60,21 @@ def test_the_node_of_ranks_that_are_slow_together_is_named(gpu_samples: bool) ->
     assert list(found.ranks) == list(range(8, 16))
     assert found.gain_ratio == pytest.approx(0.12 / 1.12, abs=0.02)
     assert found.evidence[0].startswith("Ranks 8, 9, ")
+
+
+@pytest.mark.parametrize("ranks", [8, 4])
+def test_ranks_that_stall_together_are_named_by_their_node_if_it_has_no_others(ranks: int) -> None:
+    """As for a health check on one node, in every fifth step."""
+    found = _judged(lambda rank: 1.0 if rank >= 16 - ranks else 0.0, stalls=True, step_s=0.5)
+    node = (Culprit(kind="node", id="node1"),)
+    assert found.kind is Kind.STRAGGLER
+    assert tuple(found.culprits) == (node if ranks == 8 else tuple(map(_rank, range(12, 16))))
+    assert list(found.culprit_ranks) == list(range(16 - ranks, 16))
+    assert found.evidence[0].startswith("Every 5 steps, one takes ")
+
+
+def _rank(rank: int) -> Culprit:
+    return Culprit(kind="rank", id=rank)
 
 
 def test_a_slow_rank_is_no_slow_node() -> None:

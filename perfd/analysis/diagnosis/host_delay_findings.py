@@ -21,6 +21,10 @@ _SHOWN = 8
 _BUSY_CPUS = 0.9
 """CPUs that the threads of a rank want, per CPU that it may use; from here on they have none to spare.
 Chosen."""
+_FEW_LINES = 6
+"""Since hosts are late: with fewer the next line often shows that one rank is. Chosen."""
+_MANY_LINES = 30
+"""With so many, hosts that cost little are no noise of a few steps. Chosen."""
 _UNKNOWN_WORK = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
 _REMEDIES: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
@@ -102,7 +106,7 @@ def judge_late_hosts(
         " time (NVML): their hosts are late together."
     )
     awaited = _awaited(facts, longer)
-    if not awaited and longer.gain_ratio < THRESHOLDS.late_hosts_gain_ratio:
+    if not awaited and longer.lines < _MANY_LINES and longer.gain_ratio < THRESHOLDS.late_hosts_gain_ratio:
         return None
     readers = _readers(facts, longer.ranks[idle]) if waiting.any() else []
     return Finding(
@@ -116,7 +120,7 @@ def judge_late_hosts(
         step_s=longer.since_s,
         longer_for_s=longer.longer_for_s,
         since_step=longer.since_step,
-        tentative=not awaited and longer.few,
+        tentative=not awaited and longer.lines < _FEW_LINES,
     )
 
 

@@ -54,8 +54,8 @@ class LongerSteps:
     since_s: float
     longer_for_s: float
     """The total time of the steps since then."""
-    few: bool = False
-    """Whether these are fewer lines than show a change that is less clear."""
+    lines: int
+    """Of the log since then, or steps where these are known one by one."""
     ranks: Ints
     """(g,): of each GPU; -1 where unknown."""
     computing_ratio: Floats
@@ -178,7 +178,7 @@ def longer_steps(gpu: GpuTable, steps: StepTable, rows: Ints) -> LongerSteps | N
         before_s=before_s,
         since_s=since_s,
         longer_for_s=float((times[change:] * steps.steps_covered[rows[change:]]).sum()),
-        few=since < _FEWEST_SINCE,
+        lines=since,
         ranks=np.array([-1 if key.rank is None else key.rank for key in gpu.gpus], dtype=np.int64),
         computing_ratio=computing,
         running_ratio=running,
