@@ -47,6 +47,16 @@ def names(findings: list[Finding]) -> list[tuple[Kind, str]]:
     return [(one.kind, one.culprit_names) for one in findings]
 
 
+def test_what_another_round_had_to_confirm_is_not_what_cost_a_job_most():
+    """As in recording random132: loaders became slow three steps before it ended."""
+    late = Finding(kind=Kind.LATE_HOSTS, confidence=0.6, gain_ratio=0.46, since_step=17, tentative=True)
+    assert whole([late], steady=(BUBBLE,)) == [BUBBLE]
+    assert whole([late, UNEVEN]) == [UNEVEN]
+    assert whole([replace(late, tentative=False)], steady=(BUBBLE,))[0].kind is Kind.LATE_HOSTS
+    # Where nothing else is known, it is said.
+    assert whole([late]) == [late]
+
+
 def test_a_fault_that_cost_most_is_the_headline_with_its_time_its_share_and_its_evidence():
     first, *others = whole([COMPUTES], fault(3, 6.0))
     assert (first.kind, first.culprit_names, first.gain_ratio) == (

@@ -33,8 +33,9 @@ def of_whole_job(
 
     `found` rests on all that is known of the job now, `steady` is what rounds found outside of its faults,
     both with the headline first; `steady` may be empty. `job_s` is how long the job made steps, 0 where
-    neither steps nor faults are known.
+    neither steps nor faults are known. What one more round had to confirm, which never came, is left out.
     """
+    found = [one for one in found if not one.tentative] or steady or found
     costly = [one for one in faults if one.lost_s is not None]
     if found[0].kind in _FIRST or not (costly or steady):
         return found
