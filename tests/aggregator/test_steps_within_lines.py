@@ -184,6 +184,17 @@ def test_operations_that_repeat_far_more_often_than_lines_count_steps_are_parts_
     assert (found.within(replace(lines, step_time_s=paused)) is not None) is known
 
 
+@pytest.mark.parametrize(("of_row", "known"), [(1, True), (2, True), (3, False)])
+def test_operations_that_repeat_far_less_often_than_lines_count_steps_are_several_steps(
+    of_row: int, known: bool
+) -> None:
+    """As at the end of recording random133: rows of three steps, of a pipeline with one line in ten steps."""
+    made, _ = played(covered=5, slow_from=100)
+    steps = snapshot(made).steps
+    counted = replace(steps, step=of_row * steps.step, steps_covered=of_row * steps.steps_covered)
+    assert (made.jobs["job"].operation_steps.within(counted) is not None) is known
+
+
 @pytest.mark.parametrize("seen_s", [3.1, 4.1, 5.1])
 def test_operations_that_come_later_than_lines_keep_the_numbers_of_their_own_steps(seen_s: float) -> None:
     made, timeline = played(covered=5, seen_s=seen_s)
