@@ -539,6 +539,17 @@ def test_a_rank_that_costs_less_does_not_take_the_place_of_a_blamed_one_that_a_r
         assert heads([*[LAUNCH] * 20, *[slower] * 5, news])[-1] is news
 
 
+@pytest.mark.parametrize(("gain", "shown"), [(0.09, False), (0.11, True)])
+def test_stalls_that_cost_less_than_the_headline_do_not_lead_in_a_gap_of_its_evidence(
+    gain: float, shown: bool
+):
+    """As in recording random4: while lines are of another pace, how long GPUs idle is not known."""
+    stalling = replace(stalls(0, gain), confidence=0.8)
+    said = heads([*[HOST] * 20, *[UNKNOWN] * 5, *[stalling] * 5, *[HOST] * 5])
+    assert (stalling in said) is shown
+    assert said[-1] == HOST
+
+
 def test_contention_on_the_host_of_a_rank_over_the_last_half_minute_is_no_news_at_once():
     of_rank = replace(CONTENTION, gain_ratio=0.07, culprits=(Culprit(kind="rank", id=0),))
     assert changes(heads([*[LAUNCH] * 20, of_rank, *[LAUNCH] * 5])) == 0

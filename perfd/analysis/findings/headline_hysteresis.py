@@ -142,7 +142,7 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if _explained(prior.settled, prior.settled_since, found[0]):
         found = (_with_figures(prior.settled, found[0]), *found[1:])
     head = found[0]
-    if _blames_rank(head):
+    if _blames_rank(head) and not _is_lesser_stall(head, settled):
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
@@ -231,7 +231,7 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     still = next((one for one in found if is_same(one, settled)), None)
     unknown = head.kind is Kind.UNKNOWN and prior.blamed is None and _differs_by_bound(prior, now)
     left_over = settled.kind is not Kind.UNKNOWN and _is_left_of_fault(prior, head, now)
-    if unknown or left_over:
+    if unknown or left_over or _is_lesser_stall(head, settled):
         times = _NO_CHANGE
     alike = now if still is not None and _weighs_as_much(head, still) else prior.alike
     lasted = _lasted(since, now, _NO_CHANGE) or _lasted(alike or since, now, times)
@@ -326,6 +326,11 @@ def _blames_rank(finding: Finding) -> bool:
     if finding.kind in _AT_ONCE:
         return finding.kind is not Kind.STRAGGLER or bool(finding.culprits)
     return finding.kind not in _OF_PAST and any(culprit.kind == "rank" for culprit in finding.culprits)
+
+
+def _is_lesser_stall(head: Finding, settled: Finding | None) -> bool:
+    """Whether stalls lead a round only because it misses the headline, which costs more."""
+    return head.kind is Kind.PERIODIC_STALL and settled is not None and weight(head) < weight(settled)
 
 
 def _young(since: Moment, now: Moment) -> bool:
