@@ -24,7 +24,7 @@ Chosen."""
 _FEW_LINES = 6
 """Since hosts are late: with fewer the next line often shows that one rank is. Chosen."""
 _MANY_LINES = 30
-"""With so many, hosts that cost little are no noise of a few steps. Chosen."""
+"""Of the log: so many show that hosts cost little in each, by more than a few odd ones. Chosen."""
 _UNKNOWN_WORK = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
 _REMEDIES: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
