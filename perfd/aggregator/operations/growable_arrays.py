@@ -67,6 +67,8 @@ class RankRows:
         self._counters = counters
         self._blank = blank
         self._rows: dict[int, int] = {}
+        self._ranks: Ints = np.zeros(1, dtype=np.int64)
+        """Of each row."""
         self.records: NDArray[Any] = np.array([blank])
         """One for each row; those of rows without a rank mean nothing."""
 
@@ -79,8 +81,8 @@ class RankRows:
                 return None
             row = len(self._rows)
             if row == len(self.records):
-                self.records = roomier(self.records, (2 * row,))
-            self.records[row] = self._blank
+                self.records, self._ranks = (roomier(one, (2 * row,)) for one in (self.records, self._ranks))
+            self.records[row], self._ranks[row] = self._blank, rank
             self._rows[rank] = row
         return row
 
@@ -90,7 +92,7 @@ class RankRows:
 
     def ranks(self) -> Ints:
         """The rank of each row."""
-        return np.fromiter(self._rows, np.int64, len(self._rows))
+        return self._ranks[: len(self._rows)].copy()
 
     def by_rank(self) -> tuple[Ints, Ints]:
         """All ranks in their order, and their rows."""

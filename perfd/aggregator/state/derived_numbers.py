@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,6 @@ from perfd.analysis.data.robust_stats import known, median
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.model import NicColumn, RankPlacement, Scope
 from perfd.thresholds import THRESHOLDS
-
-_SEVERAL = 2
-"""Only a node with so many jobs can have a GPU that jobs share."""
-_PORT_COLUMNS = (NicColumn.LINK_UP, NicColumn.SPEED)
 
 StateKey = tuple[int, ...]
 """Another one whenever something that the analysis reads of a job has changed."""
@@ -113,6 +109,7 @@ def job_data(
     every_step = job.step_table()
     steps = _newest(every_step, window_steps, since_unix_s)
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
+    placements = _placements(nodes, job.name)
     windowed = window_steps is not None or since_unix_s is not None
     first_step = int(steps.step[0]) if windowed and len(steps) else 0
     return JobData(
@@ -129,8 +126,8 @@ def job_data(
         gpu=gpu_table(fleet, job, nodes, steps if window_steps is not None else None, since_unix_s),
         gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
         ports_bytes_per_s={node.name: total for node in nodes if (total := ports_bytes_per_s(node))},
-        placements=_placements(nodes, job.name),
-        gpu_sharers=_sharers(fleet, nodes, job.name),
+        placements=placements,
+        gpu_sharers=_sharers(fleet, nodes, job.name, placements),
         memory=tuple(job.memory.values()),
         events=tuple(job.events),
         collectives=job.communication.collectives.stacks(),
@@ -155,15 +152,23 @@ def _longest_pause_s(times_unix_s: Floats, began_unix_s: float | None) -> float:
 
 def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPlacement, ...]]:
     """By node, where the job's ranks are; without nodes that have none."""
-    found = {node.name: [one for (name, _), one in node.placements.items() if name == job] for node in nodes}
-    return {node: tuple(placed) for node, placed in found.items() if placed}
+    found = {
+        node.name: tuple([one for (name, _), one in node.placements.items() if name == job])
+        for node in nodes
+        if node.placements
+    }
+    return {node: placed for node, placed in found.items() if placed}
 
 
-def _sharers(fleet: Fleet, nodes: Sequence[NodeState], job: str) -> dict[int, tuple[str, ...]]:
-    """By rank, the other running jobs on its GPU that make steps."""
+def _sharers(
+    fleet: Fleet, nodes: Sequence[NodeState], job: str, placements: Mapping[str, Sequence[RankPlacement]]
+) -> dict[int, tuple[str, ...]]:
+    """By rank, the other running jobs on its GPU that make steps; `placements` are the job's, by node."""
     others: dict[int, tuple[str, ...]] = {}
     for node in nodes:
-        if len({name for name, _ in node.placements}) < _SEVERAL:
+        placed = placements.get(node.name)
+        if placed is None or len(placed) == len(node.placements):
+            # Only ranks of others are there, or only the job's.
             continue
         for owners in gpu_owners(node, fleet.jobs).values():
             rank = owners.get(job)
@@ -198,10 +203,11 @@ def ports_bytes_per_s(node: NodeState) -> float | None:
     if Scope.NIC not in node.readings:
         return None
     readings = node.readings[Scope.NIC]
-    if not {*_PORT_COLUMNS} <= set(readings.layout.metrics.known):
+    interfaces, metrics = readings.layout.entities.known, readings.layout.metrics.known
+    if NicColumn.LINK_UP not in metrics or NicColumn.SPEED not in metrics:
         return None
-    ports = [at for at, name in enumerate(readings.layout.entities.known) if "/" in name]
-    columns = [readings.layout.metrics.known.index(name) for name in _PORT_COLUMNS]
-    up, speed = readings.values[np.ix_(ports, columns)].T
-    total = float(speed[(up == 1) & (speed > 0)].sum())
-    return total or None
+    # A few numbers of each node: arrays of their own would take longer.
+    up = readings.values[:, metrics.index(NicColumn.LINK_UP)].tolist()
+    speeds = readings.values[:, metrics.index(NicColumn.SPEED)].tolist()
+    ports = zip(interfaces, up, speeds, strict=True)
+    return sum(speed for name, is_up, speed in ports if "/" in name and is_up == 1 and speed > 0) or None

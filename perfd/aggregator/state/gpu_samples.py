@@ -69,7 +69,7 @@ def _parts(
     since_unix_s: float | None,
 ) -> Iterator[_Part]:
     for node in nodes:
-        if not node.readings.gpus:
+        if not node.readings.gpu_tables:
             continue
         history = node.readings.gpu_history
         serving = {
