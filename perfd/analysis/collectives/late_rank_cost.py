@@ -20,7 +20,6 @@ import numpy as np
 from perfd.analysis.collectives.step_losses import AnalysisWindow, StepPeriod, StepShape, lag_at_end
 from perfd.analysis.counterfactual import (
     WaitsOfPeers,
-    error_of_gains,
     excess_by_step,
     gains_by_step,
     late_steps,
@@ -144,8 +143,8 @@ class LateRankLosses:
             if self._step_s is not None and len(lasting_s):
                 lasted_s = trimmed_mean(lasting_s[over - shape.steps :], min(blocks, len(lasting_s)))
                 per_s = per_s * self._step_s / lasted_s
-            share = trimmed_mean(gains_by_step(waited_s, waits.members), blocks) * per_s
-            of_share = error_of_gains(waited_s, waits.members) * per_s
+            gained_s, error_s = gains_by_step(waited_s, waits.members)
+            share, of_share = trimmed_mean(gained_s, blocks) * per_s, error_s * per_s
             if shape.needed_at_once or at_most:
                 np.add.at(at_once, waits.places, np.nan_to_num(share))
                 np.add.at(variance, waits.places, np.nan_to_num(of_share) ** 2)
@@ -167,8 +166,10 @@ class LateRankLosses:
         """
         own_s, others_s = list[Floats](), list[Floats]()
         for source, shape in self._in(ALL_HELD):
+            if shape.needed_at_once:
+                continue
             waits = source.waits_of(shape, np.array([place]))
-            if len(waits.places) and not shape.needed_at_once:
+            if len(waits.places):
                 first = waits.waited_s[:1], waits.members[:1]
                 own_s += [excess_by_step(*first)[0]]
                 others_s += [latest_excess_by_step(*first)[0]]
@@ -339,7 +340,7 @@ class _Source:
         else:
             waited = lag_at_end(last, np.where(known, wait_s, 0.0))
         waited = np.where(known.any(axis=2), waited, np.nan)
-        return _Waits(rows, by_place[members][rows, columns], columns, waited[of_row])
+        return _Waits(rows, by_place[members[rows, columns]], columns, waited[of_row])
 
     def part(self, shape: StepShape, columns: int) -> _Part:
         """The first so many columns of `Lateness`; of pairs the last one alone."""

@@ -10,7 +10,6 @@ from perfd.analysis.counterfactual.fault_onset import (
     takes_turns,
 )
 from perfd.analysis.counterfactual.gain_by_step import (
-    error_of_gains,
     excess_by_step,
     gains_by_step,
     latest_excess_by_step,
@@ -32,7 +31,6 @@ __all__ = [
     "StepChange",
     "WaitsOfPeers",
     "became_longer",
-    "error_of_gains",
     "excess_by_step",
     "gains_by_step",
     "is_over",

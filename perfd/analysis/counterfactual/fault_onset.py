@@ -186,15 +186,17 @@ def _without(step_time_s: Floats, stretch: LateStretch, others_late: Bools) -> F
 
 def _change_with_delay(step_time_s: Floats, stretch: LateStretch) -> StepChange | None:
     """The largest change, as operations may be some steps behind the log."""
-    at_onset = _change(step_time_s, stretch.steps, stretch.over)
+    at_onset = _sides(step_time_s, stretch.steps, stretch.over)
+    if at_onset is None:
+        return None
     later = max(_seen_later(step_time_s), int(_MISSED * stretch.steps))
-    if at_onset is None or (at_onset.gain_ratio <= 0 and later <= _SEEN_LATER and not stretch.over):
-        return at_onset
+    if _gain_ratio(at_onset) <= 0 and later <= _SEEN_LATER and not stretch.over:
+        return _change(at_onset)
     shifts = range(1, later + 1)
-    others = [_change(step_time_s, stretch.steps + more, stretch.over) for more in shifts]
+    others = [_sides(step_time_s, stretch.steps + more, stretch.over) for more in shifts]
     if stretch.over:
-        others += [_change(step_time_s, stretch.steps, stretch.over + more) for more in shifts]
-    return max([at_onset, *filter(None, others)], key=lambda change: change.gain_ratio)
+        others += [_sides(step_time_s, stretch.steps, stretch.over + more) for more in shifts]
+    return _change(max([at_onset, *filter(None, others)], key=_gain_ratio))
 
 
 def _seen_later(step_time_s: Floats) -> int:
@@ -205,7 +207,8 @@ def _seen_later(step_time_s: Floats) -> int:
     return max(_SEEN_LATER, math.ceil(min(_REPORTED_S / usual_s, len(step_time_s))))
 
 
-def _change(step_time_s: Floats, newest: int, over: int) -> StepChange | None:
+def _sides(step_time_s: Floats, newest: int, over: int) -> tuple[Floats, Floats] | None:
+    """What steps took before and since; None where too little is known."""
     end = max(0, len(step_time_s) - over)
     first = max(0, end - newest)
     before, since = step_time_s[:first], step_time_s[first:end]
@@ -213,12 +216,20 @@ def _change(step_time_s: Floats, newest: int, over: int) -> StepChange | None:
     before, since = _known(before), _known(since)
     if len(before) < _FEWEST_BEFORE or not len(since):
         return None
-    since_s = plain_median(since)
-    if not since_s > 0:
-        return None
+    return (before, since) if plain_median(since) > 0 else None
+
+
+def _gain_ratio(sides: tuple[Floats, Floats]) -> float:
+    """That of their `StepChange`, without its errors, which take most of the time."""
+    before, since = sides
+    return 1 - plain_median(before) / plain_median(since)
+
+
+def _change(sides: tuple[Floats, Floats]) -> StepChange:
+    before, since = sides
     return StepChange(
         before_s=plain_median(before),
-        since_s=since_s,
+        since_s=plain_median(since),
         error_s=float(median_error(since)),
         before_error_s=float(median_error(before)),
     )

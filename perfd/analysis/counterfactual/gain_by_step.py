@@ -25,9 +25,10 @@ _FEWEST_BLOCKS = 5
 """From this many on, the highest and the lowest are left out: a single pause is not a fault."""
 
 
-def gains_by_step(waits_s: Floats, members: Ints) -> Floats:
+def gains_by_step(waits_s: Floats, members: Ints) -> tuple[Floats, Floats]:
     """(k, steps): how much earlier each step would end, in seconds, if one member were as its peers.
 
+    And (k,): the standard error of the excess that is taken away for that, in seconds.
     `waits_s` is (k, steps, g), what each of the g peers of k groups waits for the last one, NaN where a step
     is not known; `members` (k,) is the column whose excess is taken away. A step can end later, too, where
     the member happened to be early. All zeros in a group of one. Of a few that are slow together the excess
@@ -35,7 +36,7 @@ def gains_by_step(waits_s: Floats, members: Ints) -> Floats:
     """
     groups, steps, ranks = waits_s.shape
     if ranks < 2 or not steps:
-        return np.zeros((groups, steps))
+        return np.zeros((groups, steps)), np.zeros(groups)
     own, others = _own_and_others(waits_s, members)
     typical = np.asarray(median(others))
     excess = own - typical
@@ -54,7 +55,7 @@ def gains_by_step(waits_s: Floats, members: Ints) -> Floats:
     if slow_together.any():
         others = np.where(slow_together[:, None], np.nan, others)
     # Who of the others comes last decides if the member does not.
-    return np.asarray(-np.maximum(np.fmax.reduce(others, axis=2), replayed))
+    return np.asarray(-np.maximum(np.fmax.reduce(others, axis=2), replayed)), median_error(excess)
 
 
 def excess_by_step(waits_s: Floats, members: Ints) -> Floats:
@@ -74,13 +75,6 @@ def latest_excess_by_step(waits_s: Floats, members: Ints) -> Floats:
     excess[np.arange(groups), :, members] = -np.inf
     # The median of two is in the middle between them.
     return np.asarray(np.fmax.reduce(excess, axis=2) * (2 if ranks == 2 else 1))
-
-
-def error_of_gains(waits_s: Floats, members: Ints) -> Floats:
-    """(k,): the standard error of the excess that `gains_by_step` removes, in seconds; same arguments."""
-    if waits_s.shape[2] < 2:
-        return np.zeros(len(waits_s))
-    return median_error(excess_by_step(waits_s, members))
 
 
 def _own_and_others(waits_s: Floats, members: Ints) -> tuple[Floats, Floats]:
