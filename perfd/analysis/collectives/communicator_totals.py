@@ -89,7 +89,7 @@ def kinds_of(stacks: Sequence[CommunicatorBatch], measures: Sequence[Measures]) 
     for stack, of_stack in zip(stacks, measures, strict=True):
         kernel_ratio = np.nan_to_num(of_stack.kernel_ratio)
         for name in sorted(stack.distinct_names, key=str):
-            members = (stack.names == name).astype(np.bool_)
+            members = stack.named(name)
             taken = np.where(members, kernel_ratio, -1.0)
             # Of one dimension there may be a communicator for data and one for a few numbers.
             chosen = members & (taken >= _RARELY * taken.max())

@@ -46,7 +46,7 @@ class DimensionTally:
             np.maximum.at(self._longest, stack.ranks.ravel(), ratios.ravel())
         alone = len(stack.distinct_names) == 1
         for name in stack.distinct_names:
-            rows = slice(None) if alone else np.flatnonzero(stack.names == name)
+            rows = slice(None) if alone else np.flatnonzero(stack.named(name))
             part = self._part(dimension_name(name, self._parallel, stack.operation))
             kernels = self._by_rank(stack.ranks[rows], ratios[rows])
             if collective:
@@ -92,7 +92,7 @@ class DimensionTally:
 
     def _by_rank(self, ranks: Ints, values: Floats) -> Floats:
         summed = np.bincount(ranks.ravel(), weights=values.ravel(), minlength=self._world)
-        return summed.astype(np.float64)
+        return np.asarray(summed, dtype=np.float64)
 
 
 class _Part:

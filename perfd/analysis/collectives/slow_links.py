@@ -141,8 +141,8 @@ def _worst(
 def _of_sisters(stack: CommunicatorBatch, bus: Floats, largest: Floats) -> Floats:
     """For each communicator, the median of those of the same dimension with messages of its size."""
     expected = np.full(len(bus), np.nan)
-    for name in {name for name in stack.names.tolist() if name is not None}:
-        alike = np.equal(stack.names, name).astype(np.bool_) & np.isfinite(bus)
+    for name in stack.distinct_names - {None}:
+        alike = stack.named(name) & np.isfinite(bus)
         size = plain_median(largest[alike]) if alike.any() else 0.0
         alike &= (largest >= size / 2) & (largest <= 2 * size)
         if np.count_nonzero(alike) > _FEWEST_SISTERS:

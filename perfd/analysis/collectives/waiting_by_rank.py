@@ -22,7 +22,7 @@ from perfd.analysis.collectives.newly_slow_rank import EARLIER, NEWEST, onset, p
 from perfd.analysis.collectives.step_losses import AnalysisWindow
 from perfd.analysis.counterfactual import LateSet, late_ranks_together
 from perfd.analysis.data.job_data import Bools, Floats, Ints
-from perfd.analysis.data.robust_stats import by_peers, highest, mean, median, over_last
+from perfd.analysis.data.robust_stats import by_peers, highest, mean, median, over_last, peers_of
 from perfd.analysis.operations.communicator_waits import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
 from perfd.analysis.operations.peers_of_expert_groups import balanced, peers_in_expert_groups
@@ -99,8 +99,9 @@ class RankShares:
             waiting = highest(np.nan_to_num(self.wait), _AT_EITHER_END)
             chosen = np.union1d(costly, waiting)
         columns = dict(self.columns, busy_ratio=self.busy, wait_ratio=self.wait)
-        values = np.array([column[chosen] for column in columns.values()], dtype=object)
-        values[values != values] = None  # noqa: PLR0124 - NaN
+        numbers = np.array([column[chosen] for column in columns.values()])
+        values = numbers.astype(object)
+        values[np.isnan(numbers)] = None
         return tuple(
             NcclRank(rank=rank, **dict(zip(columns, of_rank, strict=True)))
             for rank, of_rank in zip(ranks[self.places[chosen]].tolist(), values.T.tolist(), strict=True)
@@ -226,10 +227,10 @@ class RankTally:
         # to the usual step, which may be shorter than the current ones.
         longer, waited = _longer(step_time_s, step_s), np.nan_to_num(late.lost[ranks])
         most = np.nan_to_num(np.fmax(busy, lately), nan=1.0) * longer
-        roles = np.where(np.isfinite(reported["gain_ratio"]), self._roles[ranks], -1)
+        peers = peers_of(np.where(np.isfinite(reported["gain_ratio"]), self._roles[ranks], -1))
         columns = reported | {
-            "slowdown_ratio": by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), roles, np.divide),
-            "excess_ratio": by_peers(-waited / longer, roles, np.subtract),
+            "slowdown_ratio": by_peers(np.maximum(0.0, 1 - np.fmin(waited, most)), peers, np.divide),
+            "excess_ratio": by_peers(-waited / longer, peers, np.subtract),
             "seen_ratio": self.seen[ranks],
         }
         late_sets = []
@@ -265,7 +266,7 @@ class RankTally:
 
     def _by_rank(self, ranks: Ints, values: Floats | Ints) -> Floats:
         summed = np.bincount(ranks.ravel(), weights=values.ravel(), minlength=self._world)
-        return summed.astype(np.float64)
+        return np.asarray(summed, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +305,7 @@ class _Late:
 def _more_lost(losses: LateRankLosses, roles: Ints) -> Floats:
     """By place, what it waits in recent steps beyond what is usual of its role."""
     lost = np.nan_to_num(mean(losses.lateness(RECENT).waits, axis=1))
-    return by_peers(lost, roles, np.subtract)
+    return by_peers(lost, peers_of(roles), np.subtract)
 
 
 def _longer(step_time_s: Floats, step_s: float | None) -> float:

@@ -198,22 +198,26 @@ def newest_by_chance(newest: int, as_extreme: int, steps: int) -> float:
     return math.comb(newest + as_extreme, newest) / math.comb(steps, newest)
 
 
-def by_peers(own: Floats, roles: Ints, compared: np.ufunc) -> Floats:
-    """(n,): each value compared with the usual one of its role, as by `np.subtract`.
-
-    NaN where the role is -1; and with `np.divide`, where the usual one is 0.
-    """
-    result = np.full(len(own), np.nan)
+def peers_of(roles: Ints) -> Sequence[Ints]:
+    """The places of each role's ranks, (roles, ranks) if all have as many; those of -1 are left out."""
     places = np.flatnonzero(roles >= 0)
     places = places[np.argsort(roles[places], kind="stable")]
     starts = np.flatnonzero(np.diff(roles[places], prepend=-1))
     # Roles are of as many ranks each, as nearly always, or are looked at one by one.
     alike = len(set(np.diff(starts, append=len(places)).tolist())) == 1
-    of_roles = [places.reshape(len(starts), -1)] if alike else np.split(places, starts[1:])
-    for peers in of_roles:
-        values = own[peers]
+    return [places.reshape(len(starts), -1)] if alike else np.split(places, starts[1:])
+
+
+def by_peers(own: Floats, peers: Sequence[Ints], compared: np.ufunc) -> Floats:
+    """(n,): each value compared with the usual one of its `peers_of`, as by `np.subtract`.
+
+    NaN where there are none; and with `np.divide`, where the usual one is 0.
+    """
+    result = np.full(len(own), np.nan)
+    for places in peers:
+        values = own[places]
         # Of two, the other one.
-        usual = values[..., ::-1] if peers.shape[-1] == 2 else median(values, axis=-1)[..., None]
+        usual = values[..., ::-1] if places.shape[-1] == 2 else median(values, axis=-1)[..., None]
         usual = np.where((usual > 0) | (compared is not np.divide), usual, np.nan)
-        result[peers] = compared(values, usual)
+        result[places] = compared(values, usual)
     return result

@@ -141,23 +141,33 @@ def blames(durations_s: Floats) -> Blames:
 
 def blames_of(parts: WaitSplit) -> Blames:
     """The same, of operations that are split already."""
-    communicators, _, ranks = parts.wait_s.shape
+    communicators, held, ranks = parts.wait_s.shape
     matched = parts.last_arriver >= 0
     wait, transfer, last = parts.wait_s, parts.transfer_s, parts.last_arriver
+    operations = np.full(communicators, held)
     if not matched.all():
+        operations = np.ascontiguousarray(matched.T).sum(axis=0)
         wait, transfer = np.where(matched[..., None], wait, 0.0), np.where(matched, transfer, 0.0)
         last = np.maximum(last, 0)
+    # Over an axis in the middle numpy's own sum is several times as slow.
+    waited = np.einsum("cng->cg", wait)
+    return Blames(
+        operations=operations,
+        transfer_s=transfer.sum(axis=1),
+        waited_s=waited,
+        # Of two, what one waits is what the other one causes.
+        caused_s=waited[:, ::-1] if ranks == _PAIR else _caused(wait, last),
+    )
+
+
+def _caused(wait_s: Floats, last: Ints) -> Floats:
+    """(c, g): what the others waited while each rank was the last, of all operations."""
+    communicators, _, ranks = wait_s.shape
     # The last rank's own waiting is zero, so the sum over the row is that of the others.
-    of_others = wait.reshape(-1, ranks) @ np.full(ranks, 1 / max(1, ranks - 1))
+    of_others = wait_s.reshape(-1, ranks) @ np.full(ranks, 1 / max(1, ranks - 1))
     place = np.arange(0, communicators * ranks, ranks)[:, None] + last
     caused = np.bincount(place.ravel(), weights=of_others.ravel(), minlength=communicators * ranks)
-    return Blames(
-        operations=np.ascontiguousarray(matched.T).sum(axis=0),
-        transfer_s=transfer.sum(axis=1),
-        # Over an axis in the middle numpy's own sum is several times as slow.
-        waited_s=np.einsum("cng->cg", wait),
-        caused_s=caused.astype(np.float64).reshape(communicators, ranks),
-    )
+    return caused.astype(np.float64).reshape(communicators, ranks)
 
 
 def blame(durations_s: Floats) -> WaitBlame:
@@ -192,6 +202,13 @@ class CommunicatorBatch:
     def operation(self) -> str:
         """What they do."""
         return self.collectives.operation
+
+    def named(self, name: str | None) -> Bools:
+        """(c,): which of them have this name."""
+        if self.distinct_names == {name}:
+            # As nearly always; names are objects, which take long to compare.
+            return np.ones(len(self.names), dtype=np.bool_)
+        return np.asarray(self.names == name, dtype=np.bool_)
 
     @property
     def ranks(self) -> Ints:
@@ -267,8 +284,13 @@ def ranks_behind(stacks: Sequence[CommunicatorBatch], counting: Ints) -> tuple[i
     The operations that all of them reported are then of an earlier time, and who was late in those may not be
     late now. Ranks that are `counting` many operations and report none are behind as well.
     """
-    seen = [stack.ranks[_reporting(stack)].ravel() for stack in stacks]
-    found = set(counting[~np.isin(counting, np.concatenate(seen))].tolist()) if any(map(len, seen)) else set()
+    silent, any_report = counting, False
+    for stack in stacks:
+        if len(silent):
+            reporting = stack.ranks[_reporting(stack)]
+            any_report |= reporting.size > 0
+            silent = silent[~np.isin(silent, reporting)]
+    found = set(silent.tolist()) if any_report else set()
     for stack in stacks:
         sequence, last = stack.collectives.sequence, stack.collectives.lengths - 1
         if not stack.matched or not sequence.size:

@@ -43,7 +43,7 @@ def with_waiting_receivers(pairs: CollectiveStack) -> CollectiveStack:
     if not len(rows):
         return pairs
     durations, ratio = pairs.durations_s.copy(), pairs.kernel_ratio.copy()
-    after_s = _until_sent(pairs.durations_s[rows], pairs.gpu_starts_ns[rows], known[rows], marks[rows])
+    after_s = _until_sent(pairs.durations_s[rows], pairs.gpu_starts_ns[rows], known, marks)
     seen_s = np.nansum(durations[rows, :, _RECEIVER], axis=1)
     durations[rows, :, _RECEIVER] = after_s
     longer = np.nansum(after_s, axis=1) / np.where(seen_s > 0, seen_s, np.nan)
@@ -61,17 +61,19 @@ def receiver_durations_s(durations_s: Floats, starts_ns: Ints) -> Floats:
     rows, known, marks = _marked(durations_s, starts_ns)
     lasted = durations_s[..., _RECEIVER].copy()
     if len(rows):
-        lasted[rows] = _until_sent(durations_s[rows], starts_ns[rows], known[rows], marks[rows])
+        lasted[rows] = _until_sent(durations_s[rows], starts_ns[rows], known, marks)
     return lasted
 
 
 def _marked(durations_s: Floats, starts_ns: Ints) -> tuple[Ints, Bools, Bools]:
-    """Pairs with enough marks; of all pairs and operations, whether it is known, and whether it is a mark."""
-    send_s, receive_s = durations_s[..., _SENDER], durations_s[..., _RECEIVER]
-    known = (starts_ns[..., _SENDER] >= 0) & (starts_ns[..., _RECEIVER] >= 0)
-    known &= np.isfinite(send_s) & np.isfinite(receive_s)
-    marks = known & (receive_s > _WAITED * send_s)
-    return np.flatnonzero(over_last(np.add, marks.view(np.int8)) >= _FEWEST_MARKS), known, marks
+    """Pairs with enough marks; of their operations, whether each is known, and whether it is a mark."""
+    marks = durations_s[..., _RECEIVER] > _WAITED * durations_s[..., _SENDER]
+    # Usually few pairs wait: what is known of the others does not matter.
+    rows = np.flatnonzero(over_last(np.add, marks.view(np.int8)) >= _FEWEST_MARKS)
+    known = np.asarray((starts_ns[rows] >= 0).all(axis=-1) & np.isfinite(durations_s[rows]).all(axis=-1))
+    marks = known & marks[rows]
+    enough = marks.sum(axis=1) >= _FEWEST_MARKS
+    return rows[enough], known[enough], marks[enough]
 
 
 def _until_sent(durations_s: Floats, starts_ns: Ints, known: Bools, marks: Bools) -> Floats:

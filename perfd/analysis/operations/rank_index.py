@@ -48,8 +48,9 @@ def roster(
     A job of unknown layout has one stage unless it `may_have_stages`. What is known of the ranks `behind` is
     of some time ago.
     """
+    timed = np.sort(timed)
     ranks = _ranks(timed, members)
-    reporting = np.searchsorted(ranks, np.sort(timed)) if len(timed) else np.arange(len(ranks))
+    reporting = np.searchsorted(ranks, timed) if len(timed) else np.arange(len(ranks))
     missing = _missing(ranks[reporting], parallel)
     stages = _stages(np.append(ranks, missing), parallel, may_have_stages=may_have_stages)
     silent: Bools = (np.arange(len(stages)) >= len(ranks)) | np.isin(np.append(ranks, missing), behind)
@@ -65,12 +66,11 @@ def roster(
 
 
 def _ranks(timed: Ints, members: Sequence[Ints]) -> Ints:
-    """All that report, in order."""
-    ranks = np.sort(timed)
+    """All that report, in order, as those that are `timed` are."""
     highest = max((int(one.max()) for one in members), default=-1)
-    if highest < len(ranks) and _without_gaps(ranks):
-        return ranks
-    return np.unique(np.concatenate([ranks, *(one.ravel() for one in members)]))
+    if highest < len(timed) and _without_gaps(timed):
+        return timed
+    return np.unique(np.concatenate([timed, *(one.ravel() for one in members)]))
 
 
 def _without_gaps(ranks: Ints) -> bool:
