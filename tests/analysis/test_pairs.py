@@ -112,6 +112,16 @@ def test_one_mark_that_is_wrong_moves_nothing() -> None:
     assert found == pytest.approx(np.delete(truth, 59), abs=2e-5)
 
 
+def test_receives_whose_sender_began_at_an_unknown_time_say_nothing_of_the_clocks() -> None:
+    _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
+    starts = gradients.starts_ns.copy()
+    starts[3::8, 0] = -1
+
+    found = receiver_durations_s(gradients.reported_s, starts)
+
+    assert found == pytest.approx(gradients.truth_s, abs=2e-5)
+
+
 def test_operations_that_are_not_known_on_both_sides_stay_unknown() -> None:
     _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
     reported, truth = gradients.reported_s, gradients.truth_s

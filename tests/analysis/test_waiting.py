@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from perfd.analysis.collectives.communicator_totals import bus_bandwidth_bytes_per_s
-from perfd.analysis.operations.communicator_waits import blame, of_late_roots, split
+from perfd.analysis.operations.communicator_waits import blame, of_late_roots, ranks_behind, split
 
 
 def test_the_last_to_arrive_waits_for_nobody_and_the_others_for_it() -> None:
@@ -34,16 +34,21 @@ def test_a_communicator_of_one_waits_for_nobody_and_is_not_matched() -> None:
     assert blame(np.array([[1.0], [2.0]])).operations == 0
 
 
-def test_blame_falls_on_the_rank_that_the_others_waited_for() -> None:
-    durations = np.tile([3.0, 1.0, 3.0, 3.0], (10, 1))
+def test_nobody_is_behind_where_no_operations_are_reported() -> None:
+    assert ranks_behind([], np.arange(4)) == ()
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_blame_falls_on_the_rank_that_the_others_waited_for(ranks: int) -> None:
+    durations = np.tile([3.0, 1.0, 3.0, 3.0][:ranks], (10, 1))
 
     result = blame(durations)
 
     assert result.operations == 10
     assert result.transfer_s == pytest.approx(10.0)
-    assert result.caused_s.tolist() == pytest.approx([0, 20, 0, 0])
-    assert result.waited_s.tolist() == pytest.approx([20, 0, 20, 20])
-    assert result.last_ratio.tolist() == pytest.approx([0, 1, 0, 0])
+    assert result.caused_s.tolist() == pytest.approx([0, 20, 0, 0][:ranks])
+    assert result.waited_s.tolist() == pytest.approx([20, 0, 20, 20][:ranks])
+    assert result.last_ratio.tolist() == pytest.approx([0, 1, 0, 0][:ranks])
 
 
 @given(
