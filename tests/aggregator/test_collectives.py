@@ -209,6 +209,14 @@ def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_sta
     nccl.put(1, 12.0, 0.2, 0)
     assert not nccl.table()
 
+    # All that it has lost since it began again was lost lately; what one lost that is seen first is of before.
+    nccl.put(1, 13.0, 0.1, 7)
+    nccl.put(1, 14.0, 0.2, 9)
+    nccl.put(0, 11.0, 3.5, 4)
+    nccl.put(2, 10.0, 3.0, 5)
+    nccl.put(2, 11.0, 3.5, 6)
+    assert {one.rank: one.lost_operations for one in by_rank(nccl.table())} == {0: 4, 1: 9, 2: 1}
+
 
 def test_what_ranks_wait_while_a_job_starts_is_not_what_is_usual() -> None:
     state, _ = rows()

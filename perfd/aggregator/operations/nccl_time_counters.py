@@ -52,17 +52,21 @@ class NcclTimeCounters(RankRows):
         if row is None:
             return
         record = self.records[row]
-        count, since_s = int(record["count"]), time_unix_s
+        count, since_s, lost_before = int(record["count"]), time_unix_s, lost
         if count:
             last_s, last_busy_s, _, last_operations, last_since_s, _ = record["newest"].tolist()
             changed = math.isnan(busy_s) != math.isnan(last_busy_s)
-            if changed or busy_s < last_busy_s or operations < last_operations or time_unix_s <= last_s:
+            began_again = busy_s < last_busy_s or operations < last_operations
+            if began_again:
+                # All that it has lost is of the time since then.
+                lost_before = 0.0
+            if changed or began_again or time_unix_s <= last_s:
                 count = 0
             elif operations == last_operations:
                 since_s = last_since_s
         if row >= self._readings.shape[2]:
             self._readings = roomier(self._readings, (3, _WINDOWS, len(self.records)))
-        self._readings[:, count % _WINDOWS, row] = time_unix_s, busy_s, lost
+        self._readings[:, count % _WINDOWS, row] = time_unix_s, busy_s, lost_before
         record["newest"] = time_unix_s, busy_s, lost, operations, since_s, read_s
         record["count"] = count + 1
 
