@@ -209,7 +209,7 @@ def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_sta
     nccl.put(1, 12.0, 0.2, 0)
     assert not nccl.table()
 
-    # All that it has lost since it began again was lost lately; what one lost that is seen first is of before.
+    # All that it lost since it began again was lost lately; what one that is seen first had lost was not.
     nccl.put(1, 13.0, 0.1, 7)
     nccl.put(1, 14.0, 0.2, 9)
     nccl.put(0, 11.0, 3.5, 4)
