@@ -81,7 +81,7 @@ def test_stalls_in_steps_between_two_lines_of_a_log_are_seen_by_operations() -> 
     assert stall.evidence[0].startswith(
         "Every 5 steps, which is every 3096.5 ms, a step takes 600.9 ms longer"
     )
-    assert stall.evidence[0].endswith("(operations of NCCL).")
+    assert stall.evidence[0].endswith("(NCCL operations).")
 
 
 @pytest.mark.parametrize("odd", [[3], [3, 57], [11, 23, 47]])

@@ -24,7 +24,9 @@ _UNSURE = 0.3
 """How far from a whole number the steps by operations in one of the log's may seem."""
 _PART, _NEWEST_LINES, _NEWEST_ROWS = 0.5, 3, 64
 """Of a step by the shortest of the newest lines: the median of the newest rows is less where these are parts
-of steps, such as micro-batches. And of the steps that lines count: rows are as many at least. Chosen."""
+of steps, such as micro-batches. Chosen."""
+_LEAST_ROWS = 0.5
+"""Of the steps that lines count, as how many rows there must be; with fewer, a row covers several. Chosen."""
 _STANDARD_ERRORS = 3.0
 """Of that ratio, which must be within the same distance. Chosen: chance exceeds it in fewer than 1 of 300."""
 _STARTING = 5
@@ -214,8 +216,7 @@ class OperationStepRows:
         if _are_parts(found.step_time_s[: ended[known[-1]]], lines.step_time_s):
             return None
         counted = np.ptp(found.step[ended[known[[0, -1]]] - 1])
-        if counted < _PART * np.ptp(lines.step[known[[0, -1]]]):
-            # Each is of several steps.
+        if counted < _LEAST_ROWS * np.ptp(lines.step[known[[0, -1]]]):
             return None
         shift = int(lines.step[known[-1]] - found.step[ended[known[-1]] - 1])
         pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step + shift)

@@ -58,7 +58,7 @@ class NcclTimeCounters(RankRows):
             changed = math.isnan(busy_s) != math.isnan(last_busy_s)
             began_again = busy_s < last_busy_s or operations < last_operations
             if began_again:
-                # All that it has lost is of the time since then.
+                # Everything it has lost, it lost since then.
                 lost_before = 0.0
             if changed or began_again or time_unix_s <= last_s:
                 count = 0

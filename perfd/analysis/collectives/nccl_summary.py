@@ -85,7 +85,7 @@ class StallingRanks:
 
     ranks: tuple[int, ...]
     node: str | None
-    """Where these are, and no other rank; None for one rank."""
+    """Their node, if it has no other ranks; None for one rank."""
     period_steps: int
     stalls: int
     """That were seen."""

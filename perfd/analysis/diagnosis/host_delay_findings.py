@@ -22,9 +22,9 @@ _BUSY_CPUS = 0.9
 """CPUs that the threads of a rank want, per CPU that it may use; from here on they have none to spare.
 Chosen."""
 _FEW_LINES = 6
-"""Since hosts are late: with fewer the next line often shows that one rank is. Chosen."""
+"""With fewer lines since hosts are late, the next one often shows that it is one rank. Chosen."""
 _MANY_LINES = 30
-"""Of the log: so many show that hosts cost little in each, by more than a few odd ones. Chosen."""
+"""From so many on, hosts that cost little are more than noise. Chosen."""
 _UNKNOWN_WORK = "Data loading does this, and so does any other work of hosts: nothing seen shows which."
 _REMEDIES: Mapping[RankColumn, str] = {
     RankColumn.CPU_THROTTLED: advice.HIGHER_CPU_LIMIT,
@@ -183,7 +183,7 @@ def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | 
     None if that rank is already the straggler, with its stalls as evidence.
     """
     stall, seen = facts.stall, facts.nccl.stalling
-    if stall is None or _shows(seen, stall, straggler):
+    if stall is None or _is_by_stalls(seen, stall, straggler):
         return None
     seconds = duration(stall.period_s)
     often = (
@@ -208,7 +208,7 @@ def judge_stalls(facts: JobEvidence, *, straggler: Finding | None) -> Finding | 
     )
 
 
-def _shows(seen: StallingRanks | None, stall: PeriodicStall, straggler: Finding | None) -> bool:
+def _is_by_stalls(seen: StallingRanks | None, stall: PeriodicStall, straggler: Finding | None) -> bool:
     """Whether the straggler is who stalls: of several that do, none is the one that others wait for."""
     if seen is None or straggler is None or set(seen.ranks) != set(straggler.concerned_ranks):
         return False

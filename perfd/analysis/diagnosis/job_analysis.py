@@ -164,7 +164,7 @@ def facts_of(
         parallel=parallel,
         description=description,
         step_source=job.step_source,
-        step_time_source="log" if each.pace is None else "operations of NCCL",
+        step_time_source="log" if each.pace is None else "NCCL operations",
         step_doubt=job.step_doubt,
         software=software_of(
             description.framework if description else None,
