@@ -4,7 +4,7 @@ Jobs chosen by hand are those that their author thought of. These are drawn from
 right headlines over new seeds is an estimate for unseen jobs. Sizes are chosen so that a step
 takes 0.2 to 0.9 s on 4 H100s by the number of its operations; what it takes is measured. In
 `recorded_random` the first six were drawn for steps of 0.3 to 1.5 s, and those that a time limit ended before
-any fault, 1 and 8, are left out. `pair39` and so on are drawn for two GPUs.
+any fault, 1 and 8, are left out. `pair39` and so on are drawn for two GPUs, `alone1` and so on for one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from benchmarks.gpu.phases import Fault
 SEEDS = range(1, 161)
 PAIR_SEEDS = range(39, 161)
 """Of jobs on two GPUs."""
+ALONE_SEEDS = range(1, 41)
+"""Of jobs on one GPU."""
 _STEP_S = (0.2, 0.9)
 _HEALTHY_S, _FAULT_S, _BETWEEN_S = (5.0, 15.0), (8.0, 12.0), (6.0, 9.0)
 _MOST_FAULTS = 2
@@ -48,6 +50,10 @@ _LAYOUTS: Mapping[int, tuple[_Layout, ...]] = {
         ("pp2", 3, (_PIPELINE_PARALLEL, "2"), 1, 2, 1),
         ("ep2", 2, (*EXPERTS, "--expert-model-parallel-size", "2"), 2, 1, 1),
     ),
+    1: (
+        ("alone", 3, (), 1, 1, 1),
+        ("experts", 1, (*EXPERTS, "--expert-model-parallel-size", "1"), 1, 1, 1),
+    ),
 }
 _LOOPS = (
     # Weight, script, arguments; the number of GPUs follows for those with their own launcher.
@@ -65,13 +71,35 @@ _LOOPS = (
     (1, "lightning_job.py", ("--strategy", "ddp", "--devices")),
     (1, "jax_job.py", ("--processes",)),
 )
+_LOOPS_ALONE = (
+    (3, "loop_job.py", ("--wrap", "none")),
+    (3, "trainer_job.py", ()),
+    (2, "lightning_job.py", ("--devices",)),
+    (2, "jax_job.py", ("--processes", "1", "--devices")),
+    *((1, "unusual_job.py", ("--kind", kind)) for kind in ("generate", "diffusion")),
+    *((1, "varied_job.py", ("--kind", kind)) for kind in ("lengths", "graphs", "adversarial")),
+    *(
+        (1, "novel_job.py", ("--kind", kind))
+        for kind in (
+            *("adapters", "evaluated", "saved", "curriculum", "pictures", "regional", "distilled", "sampled"),
+            *("policy", "accelerated", "background", "dropped", "muon", "preferred", "recurrent", "scaled"),
+            *("threaded", "budgeted", "profiled", "recompiled"),
+        )
+    ),
+)
 _OWN_LAUNCHERS = frozenset({"lightning_job.py", "jax_job.py"})
+_ALONE_WITHOUT = frozenset(
+    {"loop_job.py", "trainer_job.py", "lightning_job.py", "jax_job.py", "unusual_job.py"}
+)
+"""Scripts that one process on one GPU runs without a launcher."""
 _FAULTS = (("gpu", 3), ("host", 3), ("loader", 2), ("stall", 1), ("busy", 1))
-_NO_DATALOADER = frozenset({"novel_job.py", "jax_job.py"})
+_FAULTS_ALONE = _FAULTS[1:]
+"""Without peers, nothing tells a GPU with more work from a model that needs it."""
+_NO_DATALOADER = frozenset({"novel_job.py", "jax_job.py", "unusual_job.py", "varied_job.py"})
 
 
 def random_job(seed: int, gpus: int = 4) -> Job:
-    """The job of this seed, on 4 or 2 GPUs."""
+    """The job of this seed, on 4, 2 or 1 GPUs."""
     draw = random.Random(seed)
     return _megatron(draw, gpus) if draw.random() < 0.6 else _loop(draw, gpus)
 
@@ -107,11 +135,12 @@ def _megatron(draw: random.Random, gpus: int) -> Job:
         *("--seq-length", str(sequence), "--max-position-embeddings", str(sequence)),
         *("--micro-batch-size", str(micro_batch), "--global-batch-size", str(rounds * batch_step)),
     )
-    return _job(draw, gpus, rounds * round_s, _FAULTS, megatron=(*sizes, *layout, *options))
+    return _job(draw, gpus, rounds * round_s, _faults(gpus), megatron=(*sizes, *layout, *options))
 
 
 def _loop(draw: random.Random, gpus: int) -> Job:
-    _, script, arguments = draw.choices(_LOOPS, [one[0] for one in _LOOPS])[0]
+    loops = _LOOPS if gpus > 1 else _LOOPS_ALONE
+    _, script, arguments = draw.choices(loops, [one[0] for one in loops])[0]
     hidden, layers = draw.choice((1024, 1536, 2048)), draw.choice((6, 8, 12, 16))
     micro_batch = draw.choice((2, 4, 8))
     sample_s = _sample_s("loop", layers, hidden, _SEQUENCE, gpus) * gpus
@@ -120,8 +149,8 @@ def _loop(draw: random.Random, gpus: int) -> Job:
     round_s = max(sample_s * micro_batch, _LAUNCHES_S["loop"] * layers)
     accumulate = max(1, round(draw.uniform(*_STEP_S) / round_s)) if simple else 1
     silent = script != "lightning_job.py" and draw.random() < 0.4
-    faults = _FAULTS if simple else [one for one in _FAULTS if one[0] != "loader"]
-    own_launcher = script in _OWN_LAUNCHERS
+    faults = _faults(gpus) if simple else [one for one in _faults(gpus) if one[0] != "loader"]
+    own_launcher = script in (_OWN_LAUNCHERS if gpus > 1 else _ALONE_WITHOUT)
     return _job(
         draw,
         gpus,
@@ -131,12 +160,16 @@ def _loop(draw: random.Random, gpus: int) -> Job:
         own_launcher=own_launcher,
         loop=(
             *arguments,
-            *((str(gpus),) if own_launcher else ()),
+            *((str(gpus),) if script in _OWN_LAUNCHERS else ()),
             *("--layers", str(layers), "--hidden", str(hidden)),
             *("--micro-batch", str(micro_batch), "--accumulate", str(accumulate)),
             *(("--print-every", "100000") if silent else ()),
         ),
     )
+
+
+def _faults(gpus: int) -> Sequence[tuple[str, int]]:
+    return _FAULTS if gpus > 1 else _FAULTS_ALONE
 
 
 def _sample_s(family: str, layers: int, hidden: int, sequence: int, gpus: int) -> float:
@@ -166,7 +199,7 @@ def _fault(
     steps: Callable[[tuple[float, float]], int],
 ) -> Fault:
     kind = draw.choices([name for name, _ in kinds], [weight for _, weight in kinds])[0]
-    ranks: tuple[int, ...] = (draw.randrange(gpus),)
+    ranks: tuple[int, ...] = (draw.randrange(gpus),) if gpus > 1 else ()
     if kind == "loader" and draw.random() < 0.6:
         ranks = ()
     elif draw.random() < 0.1 and gpus > 2:
@@ -180,4 +213,5 @@ def _fault(
 RANDOM_JOBS: Mapping[str, Job] = {
     **{f"random{seed}": random_job(seed) for seed in SEEDS},
     **{f"pair{seed}": random_job(seed, 2) for seed in PAIR_SEEDS},
+    **{f"alone{seed}": random_job(seed, 1) for seed in ALONE_SEEDS},
 }
