@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from analysis.jobs import gpu_table, job_data, step_table
@@ -123,8 +125,11 @@ def test_without_an_mfu_gpus_that_compute_nearly_all_the_time_are_judged_by_thei
         job_data(step_table([float("nan")] * 5), gpu=seen, description=DP4), AnalysisSettings()
     )
     early = summarise(job_data(step_table([float("nan")] * 4), gpu=seen, description=DP4), AnalysisSettings())
+    # `perfd run` describes every job that it starts, also one whose log names no framework.
+    started = replace(DP4, framework="")
+    unnamed = summarise(job_data(step_table([]), gpu=seen, description=started), AnalysisSettings())
 
-    assert (unlogged.bottleneck.kind, untimed.bottleneck.kind) == (kind, kind)
+    assert (unlogged.bottleneck.kind, untimed.bottleneck.kind, unnamed.bottleneck.kind) == (kind, kind, kind)
     assert early.bottleneck.kind is Kind.UNKNOWN
 
 

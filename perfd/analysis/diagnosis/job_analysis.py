@@ -187,7 +187,7 @@ def facts_of(
         long_steps=long_steps_cause(job, steady),
         steady_steps=int(job.steps.steps_covered[steady.rows].sum()),
         of_earlier_start=shows_earlier_start(job),
-        awaits_steps=description is not None and len(job.steps) < _LINES,
+        awaits_steps=description is not None and bool(description.framework) and len(job.steps) < _LINES,
         activity=activity,
         slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,

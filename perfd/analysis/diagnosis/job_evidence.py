@@ -76,7 +76,7 @@ class JobEvidence:
     of_earlier_start: bool = False
     """Whether the job's processes began after its newest step."""
     awaits_steps: bool = False
-    """Whether the job has described itself, so that it will print steps, and has hardly begun to."""
+    """Whether the job's log names a framework, so that it will have steps, and has hardly begun to."""
     activity: GpuActivity
     nccl: NcclSummary = field(default_factory=NcclSummary)
     slowdowns: Sequence[RankSlowdown] = ()
