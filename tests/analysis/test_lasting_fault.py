@@ -152,8 +152,43 @@ def test_late_hosts_of_the_same_change_do_not_replace_the_loaders_that_make_them
     late = replace(LOADING, kind=Kind.LATE_HOSTS)
     kinds = [shown[0].kind for shown in played([([LOADING], SINCE_S)] * 6 + [([late], SINCE_S)] * 9)]
     assert kinds == [Kind.DATA_LOADING] * 15
-    later = replace(late, since_step=105)
-    assert played([([LOADING], SINCE_S)] * 6 + [([later], SINCE_S)])[-1][0].kind is Kind.LATE_HOSTS
+    later = replace(late, since_step=105, step_s=SINCE_S / (1 - GAIN))
+    assert played([([LOADING], SINCE_S)] * 6 + [([later], later.step_s)])[-1][0].kind is Kind.LATE_HOSTS
+
+
+OF_TIME = replace(LOADING, gain_ratio=0.2, longer_for_s=None, since_step=None)
+"""Shares of the last seconds, of which some had slow loaders."""
+
+
+def test_shares_of_a_time_with_and_without_a_fault_neither_change_its_cost_nor_outlast_it() -> None:
+    """As in recording pair111: loaders that cost 43% were said to cost 16% once they were over."""
+    said = played([*[([LOADING], SINCE_S)] * 3, *[([OF_TIME], SINCE_S)] * 3, *[([OF_TIME], BEFORE_S)] * 3])
+    assert [shown[0].kind for shown in said] == [Kind.DATA_LOADING] * 6 + [Kind.UNKNOWN] * 3
+    assert [shown[0].gain_ratio for shown in said[:6]] == [pytest.approx(GAIN)] * 6
+    assert "as short again" in said[-1][0].evidence[0]
+    # Where no step is known they are all that there is.
+    assert played([([LOADING], SINCE_S), ([OF_TIME], None)])[-1] == [OF_TIME]
+    # Half a minute later they are of another time.
+    late = played([*[([LOADING], SINCE_S)] * 6, *[([OF_TIME], BEFORE_S)] * 40])
+    assert [shown[0].kind for shown in late[6:]].count(Kind.UNKNOWN) == 31
+
+
+def test_loaders_that_become_slower_yet_cost_all_that_steps_became_longer_by() -> None:
+    """As in recording pair111: a second change within the fault, by a tenth."""
+    worse = replace(LOADING, gain_ratio=0.1, step_s=SINCE_S / 0.9, since_step=120)
+    (shown,) = played([*[([LOADING], SINCE_S)] * 6, ([worse], worse.step_s)])[-1]
+    assert shown.gain_ratio == pytest.approx(1 - BEFORE_S * 0.9 / SINCE_S)
+    assert shown.since_step == LOADING.since_step
+    over = played([*[([LOADING], SINCE_S)] * 6, ([worse], worse.step_s), ([NOTHING], SINCE_S)])[-1]
+    assert over[0].kind is Kind.DATA_LOADING
+
+
+def test_ranks_that_stall_together_are_not_taken_for_the_last_of_all_hosts_that_were_late() -> None:
+    """As in recording random139: two ranks stall after slow loaders, and cost as much as these did."""
+    both = replace(slow(0, longer_for_s=None), culprits=(*slow(0).culprits, *slow(2).culprits))
+    after = [*[([LOADING], SINCE_S)] * 6, *[([NOTHING], BEFORE_S)] * 3]
+    assert played([*after, ([both], BEFORE_S)])[-1] == [both]
+    assert played([*after, ([slow(0, longer_for_s=None)], BEFORE_S)])[-1][0].may_be_over
 
 
 def test_a_job_that_began_anew_has_no_fault_of_before() -> None:

@@ -55,7 +55,9 @@ def changes(said: Sequence[Finding]) -> int:
 
 def test_a_cause_that_began_with_longer_steps_is_shown_at_once_and_held_as_any_other():
     began = Finding(kind=Kind.DATA_LOADING, confidence=0.6, gain_ratio=0.12, longer_for_s=HOLD_S)
-    assert heads([LAUNCH, began, LAUNCH, LAUNCH]) == [LAUNCH, began, began, began]
+    said = heads([LAUNCH, began, LAUNCH, LAUNCH])
+    assert [one.kind for one in said] == [LAUNCH.kind, *[Kind.DATA_LOADING] * 3]
+    assert [one.may_be_over for one in said] == [False, False, True, True]
     for long_ago_s in (HOLD_S + 0.1, None):
         assert heads([LAUNCH, replace(began, longer_for_s=long_ago_s)] * 2) == [LAUNCH] * 4
 
@@ -477,10 +479,53 @@ def loading(gain_ratio: float, since_step: int | None) -> Finding:
 def test_a_loss_known_since_it_began_is_not_replaced_by_a_mean_over_steps_before_or_after_it():
     over = loading(0.4, None)
     said = heads([LAUNCH, loading(0.5, 95), *[over] * 20])
-    assert [one.gain_ratio for one in said] == [0.15, *[0.5] * int(1 + HOLD_S), *[0.4] * int(20 - HOLD_S)]
+    held_s = int(THRESHOLDS.blame_hold_s)
+    assert [one.gain_ratio for one in said] == [0.15, *[0.5] * (1 + held_s), *[0.4] * (20 - held_s)]
     # As long as it goes on the newest figures count.
     assert heads([LAUNCH, loading(0.5, 95), loading(0.4, 95)])[-1].gain_ratio == 0.4
     assert heads([LAUNCH, loading(0.5, 95), loading(0.6, None)])[-1].gain_ratio == 0.6
+
+
+def moments(looks: Sequence[tuple[Finding, float]], *, before: Sequence[Finding] = ()) -> list[Finding]:
+    """The headlines of looks a second apart, each with how long the newest steps take."""
+    verdict, said = Verdict(), []
+    for at, (look, newest_s) in enumerate([*[(one, 0.3) for one in before], *looks]):
+        now = Moment(unix_s=at, step=100 + at, steady_steps=100, step_s=0.3, newest_step_s=newest_s)
+        verdict, findings = steady_verdict(verdict, [look], now)
+        said.append(findings[0])
+    return said[len(before) :]
+
+
+def test_slow_input_is_over_once_steps_are_short_again_and_the_headline_before_it_returns():
+    began = replace(loading(0.4, 110), step_s=0.5)
+    looks = [*[(began, 0.5)] * 6, *[(UNKNOWN, 0.3)] * 4]
+    kinds = [one.kind for one in moments(looks, before=[LAUNCH] * 10)]
+    assert kinds == [Kind.DATA_LOADING] * 8 + [Kind.LAUNCH_BOUND] * 2
+    # While steps stay long, only its evidence has a gap.
+    looks = [*[(began, 0.5)] * 6, *[(UNKNOWN, 0.5)] * 3]
+    assert {one.kind for one in moments(looks, before=[LAUNCH] * 10)} == {Kind.DATA_LOADING}
+
+
+def test_slow_input_that_shares_of_time_showed_first_leaves_the_headline_before_both():
+    began = replace(loading(0.4, 110), step_s=0.5)
+    looks = [*[(loading(0.6, None), 0.5)] * 9, *[(began, 0.5)] * 6, *[(UNKNOWN, 0.3)] * 4]
+    said = [one.kind for one in moments(looks, before=[HOST] * 10)]
+    assert said[-1] is Kind.HOST_BOUND
+
+
+def test_longer_steps_of_the_same_change_are_slow_input_still_and_those_of_another_are_not():
+    began = replace(loading(0.4, 110), step_s=0.5)
+    late_hosts = replace(began, kind=Kind.LATE_HOSTS, since_step=118)
+    said = moments([*[(began, 0.5)] * 3, *[(late_hosts, 0.5)] * 6], before=[LAUNCH] * 10)
+    assert {one.kind for one in said} == {Kind.DATA_LOADING}
+    other = replace(late_hosts, step_s=0.8)
+    assert moments([*[(began, 0.5)] * 3, (other, 0.8)], before=[LAUNCH] * 10)[-1].kind is Kind.LATE_HOSTS
+
+
+def test_slow_input_does_not_take_the_place_of_a_blamed_rank():
+    began = replace(loading(0.25, 110), step_s=0.5)
+    said = moments([*[(slow(1), 0.5)] * 3, (began, 0.5), (slow(1), 0.5)], before=[LAUNCH] * 10)
+    assert {one.kind for one in said} == {Kind.STRAGGLER}
 
 
 def test_the_last_of_ranks_whose_hosts_are_all_late_is_not_blamed_while_rounds_miss_that():

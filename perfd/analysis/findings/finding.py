@@ -112,6 +112,11 @@ class Finding:
     """Symptoms of the same job that this one explains, the largest first."""
 
     @property
+    def before_s(self) -> float:
+        """How long a step takes without it; 0 where that is not known."""
+        return (self.step_s or 0.0) * (1 - (self.gain_ratio or 0.0))
+
+    @property
     def concerned_ranks(self) -> Sequence[int]:
         """The ranks of it, by its culprits if these are ranks; empty for all."""
         named = [culprit.id for culprit in self.culprits if culprit.kind == "rank"]

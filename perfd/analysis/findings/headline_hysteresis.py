@@ -40,11 +40,17 @@ from perfd.analysis.findings.same_fault import (
     are_its_stalls,
     far_costlier,
     has_effect,
+    input_became_slow,
     is_last_of,
+    is_lesser_stall,
     is_same,
+    may_be_over,
+    mixes,
     seen_otherwise,
+    shows_less,
     was_its_effect,
     weight,
+    with_figures,
     with_others,
 )
 from perfd.analysis.findings.tentative_blame import CONFIRMED_S, without_tentative
@@ -69,7 +75,6 @@ _GAP_S = 2.0
 """How long rounds may miss what they found before and after, or what is of the newest step. Chosen."""
 _NOTABLE = 0.1
 """Of a step: a rank that costs so much in one round is not dropped by the next one that misses it. Chosen."""
-_MAY_BE_OVER = "The newest rounds do not find it: it may be over."
 _SAME_CHANGE_STEPS = 2
 """Steps by which the start of a change may move later once more of it is known."""
 
@@ -140,9 +145,9 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     if settled is not None and _last_of_late_hosts(prior, settled, found[0], now):
         return replace(prior, missed_since=prior.missed_since or now), _at_front(settled, found[1:])
     if _explained(prior.settled, prior.settled_since, found[0]):
-        found = (_with_figures(prior.settled, found[0]), *found[1:])
+        found = (with_figures(prior.settled, found[0]), *found[1:])
     head = found[0]
-    if _blames_rank(head) and not _is_lesser_stall(head, settled):
+    if _slow_input_began(prior, head, now) or (_blames_rank(head) and not is_lesser_stall(head, settled)):
         return _blaming(prior, head, now), found
     verdict, findings = _settled(prior, found, now)
     over = _young(prior.blamed_since or now, now) or _cleared(since, now)
@@ -152,13 +157,14 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     notable = (prior.blamed.gain_ratio or 0.0) >= _NOTABLE and not head.concerned_ranks
     gap = notable and now.unix_s - since.unix_s <= _GAP_S
     seldom = not prior.confirmed and bool(prior.blamed.culprits) and not gap
-    by_steps = prior.blamed.longer_for_s is not None and apart(since, now, 0, CONFIRMED_S)
+    least_s = _GAP_S if input_became_slow(prior.blamed) else CONFIRMED_S
+    by_steps = prior.blamed.longer_for_s is not None and apart(since, now, 0, least_s)
     ended = by_steps and are_short_again(prior.blamed, now.newest_step_s)
     once = still is None and not otherwise and (seldom or ended)
     if once or (still is not None and far_costlier(head, still)):
         return verdict, findings
     blamed = still or prior.blamed
-    shown = blamed if otherwise or still is not None else _may_be_over(blamed)
+    shown = blamed if otherwise or still is not None else may_be_over(blamed)
     verdict = replace(
         verdict,
         blamed=blamed,
@@ -176,18 +182,23 @@ def _still_blamed(
     blamed, head, held = prior.blamed, found[0], not _cleared(prior.cleared_since or now, now)
     if blamed is None:
         return None
+    explained = _explained(blamed, prior.blamed_since, head)
+    if input_became_slow(blamed) and (explained or shows_less(blamed, head)):
+        longer_for_s = head.longer_for_s or blamed.longer_for_s
+        shown = replace(with_figures(blamed, head), longer_for_s=longer_for_s)
+        return shown, _at_front(shown, found[1:])
     shown_slow = (blamed.kind, head.kind) == (Kind.LATE_HOSTS, Kind.STRAGGLER)
     if seen_otherwise(blamed, head, more=held) and (held or not shown_slow):
         # One fault keeps its name, and in time has the figures of what still finds it.
-        shown = blamed if held else replace(_with_figures(blamed, head), evidence=head.evidence)
+        shown = blamed if held else replace(with_figures(blamed, head), evidence=head.evidence)
         return shown, _at_front(shown, found[1:])
-    effect = prior.confirmed and (
-        _explained(blamed, prior.blamed_since, head) or are_its_stalls(blamed, head)
-    )
+    effect = prior.confirmed and (explained or are_its_stalls(blamed, head))
+    if held and is_same(blamed, head) and mixes(blamed, head):
+        return blamed, _at_front(blamed, found)
     if held and (effect or with_others(blamed, head) or _is_last_of(blamed, head, prior, now)):
-        return blamed, _at_front(_may_be_over(blamed), found[1:])
+        return blamed, _at_front(may_be_over(blamed), found[1:])
     less = held and prior.confirmed and _costs_less(blamed, head, now)
-    return (blamed, _at_front(_may_be_over(blamed), found)) if less else None
+    return (blamed, _at_front(may_be_over(blamed), found)) if less else None
 
 
 def _is_last_of(blamed: Finding, head: Finding, prior: Verdict, now: Moment) -> bool:
@@ -210,6 +221,9 @@ def _found_still(blamed: Finding, found: Sequence[Finding]) -> tuple[Finding | N
 
 
 def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
+    if prior.settled is not None and is_same(prior.settled, head):
+        # Rounds before found the fault by shares of the time, as what limits the job all along.
+        prior = replace(prior, settled=prior.earlier, settled_since=None)
     none = replace(prior, blamed=None, blamed_since=None, confirmed=False, cleared_since=None)
     if head.kind in _OVER_AT_ONCE:
         return none
@@ -217,8 +231,16 @@ def _blaming(prior: Verdict, head: Finding, now: Moment) -> Verdict:
     since = (prior.blamed_since if again else None) or now
     confirmed = again and (prior.confirmed or apart(since, now, 1, CONFIRMED_S))
     # The first headline that blames no rank does not begin to wait once this is over.
-    seen_since = now if prior.settled is None and prior.missed_since is None else prior.missed_since
+    seen_since = now if prior.settled is None and prior.missed_since is None else _missed_since(prior, now)
     return replace(none, blamed=head, blamed_since=since, confirmed=confirmed, missed_since=seen_since)
+
+
+def _missed_since(prior: Verdict, now: Moment) -> Moment | None:
+    """Since when rounds find another headline than the settled one, without the time of slow input."""
+    since, last = prior.missed_since, prior.was_blamed_last
+    if since is None or last is None or prior.blamed is None or not input_became_slow(prior.blamed):
+        return since
+    return replace(since, unix_s=since.unix_s + now.unix_s - last.unix_s)
 
 
 def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Verdict, Sequence[Finding]]:
@@ -231,14 +253,14 @@ def _settled(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     still = next((one for one in found if is_same(one, settled)), None)
     unknown = head.kind is Kind.UNKNOWN and prior.blamed is None and _differs_by_bound(prior, now)
     left_over = settled.kind is not Kind.UNKNOWN and _is_left_of_fault(prior, head, now)
-    if unknown or left_over or _is_lesser_stall(head, settled):
+    if unknown or left_over or is_lesser_stall(head, settled):
         times = _NO_CHANGE
     alike = now if still is not None and _weighs_as_much(head, still) else prior.alike
     lasted = _lasted(since, now, _NO_CHANGE) or _lasted(alike or since, now, times)
     if _just_began(head, now) or lasted:
         return _found(prior, head, now), found
     if is_same(settled, head):
-        if not _mixes(settled, head):
+        if not mixes(settled, head):
             return _found(prior, head, now), found
         return replace(_found(prior, settled, now), missed_since=since), _at_front(settled, found)
     blamed_before = still is None and bool(settled.culprits)
@@ -272,7 +294,11 @@ def _too_early(head: Finding) -> Finding:
 
 def _found(prior: Verdict, settled: Finding, now: Moment) -> Verdict:
     again = prior.settled is not None and is_same(prior.settled, settled)
-    return Verdict(settled=settled, settled_since=(prior.settled_since if again else None) or now)
+    return Verdict(
+        settled=settled,
+        settled_since=(prior.settled_since if again else None) or now,
+        earlier=prior.earlier if again else prior.settled,
+    )
 
 
 def _explained(headline: Finding | None, since: Moment | None, head: Finding) -> TypeGuard[Finding]:
@@ -298,26 +324,6 @@ def _last_of_late_hosts(prior: Verdict, settled: Finding, head: Finding, now: Mo
     return not again and other <= AS_MUCH * (settled.gain_ratio or 0.0)
 
 
-def _mixes(settled: Finding, head: Finding) -> bool:
-    """Whether a loss was known since it began, and is now a mean over steps with and without it."""
-    less = settled.since_step is not None and (head.gain_ratio or 0.0) < (settled.gain_ratio or 0.0)
-    return less and head.since_step is None and settled.kind is not Kind.UNKNOWN
-
-
-def _with_figures(headline: Finding, head: Finding) -> Finding:
-    return replace(
-        headline,
-        gain_ratio=head.gain_ratio,
-        step_s=head.step_s,
-        longer_for_s=head.longer_for_s,
-        since_step=head.since_step,
-    )
-
-
-def _may_be_over(blamed: Finding) -> Finding:
-    return replace(blamed, may_be_over=True, evidence=(*blamed.evidence, _MAY_BE_OVER))
-
-
 def _at_front(held: Finding, found: Sequence[Finding]) -> Sequence[Finding]:
     return (held, *(one for one in found if not is_same(one, held) and one.kind not in _NO_CAUSE))
 
@@ -328,9 +334,12 @@ def _blames_rank(finding: Finding) -> bool:
     return finding.kind not in _OF_PAST and any(culprit.kind == "rank" for culprit in finding.culprits)
 
 
-def _is_lesser_stall(head: Finding, settled: Finding | None) -> bool:
-    """Whether stalls lead a round only because it misses the headline, which costs more."""
-    return head.kind is Kind.PERIODIC_STALL and settled is not None and weight(head) < weight(settled)
+def _slow_input_began(prior: Verdict, head: Finding, now: Moment) -> bool:
+    """Whether a round finds loaders that just became slow, while no rank is blamed."""
+    blamed = prior.blamed
+    if not input_became_slow(head) or (blamed is not None and blamed.culprits):
+        return False
+    return _just_began(head, now) or (blamed is not None and is_same(blamed, head))
 
 
 def _young(since: Moment, now: Moment) -> bool:

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.causal_graph import acting_order, cause_of, explains
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, Kind
-from perfd.analysis.findings.same_fault import is_same
+from perfd.analysis.findings.same_fault import is_same, is_same_change
 from perfd.formatting import duration, percent
 
 _KINDS = frozenset({Kind.STRAGGLER, Kind.LATE_HOSTS, Kind.DATA_LOADING, Kind.HOST_CONTENTION})
@@ -26,8 +27,6 @@ _LEAST_CONFIDENCE = 0.6
 """Of what is said long after it was seen: that which is measured in part, at least."""
 _LEAST_S = 5.0
 """Rounds that found it for less may have been wrong: the cause of a change is clear within this. Chosen."""
-_SAME_CHANGE_STEPS = 4
-"""Steps between which two findings see one change. Chosen."""
 _ADDED_RATIO = 0.1
 """Of a step, by which a rank that becomes slow besides makes it longer. Chosen, as for a longer step."""
 _LESS_RATIO, _LESS_OF_IT = 0.1, 1 / 3
@@ -35,6 +34,14 @@ _LESS_RATIO, _LESS_OF_IT = 0.1, 1 / 3
 over where they do not get as short as before, since hosts had become slower meanwhile. Chosen."""
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
+_OF_TIME = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
+"""By shares of the time of some seconds, where no change shows them."""
+_SHORT_AGAIN = Finding(
+    kind=Kind.UNKNOWN,
+    confidence=0.0,
+    evidence=("Steps are as short again as before. What limits them now is not seen yet.",),
+    advice=MORE_STEPS,
+)
 _LEFT_S = 30.0
 """How long waiting in collectives is judged, so that it shows a fault that is over, and one that goes on."""
 _AS_MUCH = 0.5
@@ -58,7 +65,7 @@ class LastingFault:
     @property
     def before_s(self) -> float:
         """A step before it."""
-        return _before_s(self.finding)
+        return self.finding.before_s
 
     @property
     def is_sure(self) -> bool:
@@ -100,25 +107,22 @@ def _with_cause(
     step: int | None,
     newest_step_s: float | None,
 ) -> tuple[LastingFault | None, Sequence[Finding]]:
+    if prior is not None and _began_anew(prior, step):
+        prior = None
     fresh = next((one for one in found if _by_steps_before(one)), None)
     if fresh is not None and not _is_effect_of(prior, fresh):
-        again = prior is not None and is_same(prior.finding, fresh)
-        began_unix_s = prior.began_unix_s if again and prior is not None else unix_s
-        return LastingFault(finding=fresh, began_unix_s=began_unix_s, seen_unix_s=unix_s), found
+        return _found_by_steps(prior, fresh, found, unix_s)
     seen = None if prior is None else next((one for one in found if is_same(prior.finding, one)), None)
-    if prior is None or _began_anew(prior, step) or (seen is None and _is_gone(prior, unix_s)):
+    if prior is None or (seen is None and _is_gone(prior, unix_s)):
         return None, found
     if seen is not None and prior.over_unix_s is None:
-        bounded = _at_most(prior, seen, newest_step_s)
-        shown = [bounded if one is seen else one for one in found]
-        return _seen_again(prior, seen, unix_s), found if bounded is seen else sorted(shown, key=acting_order)
+        lasts = _found_otherwise(prior, seen, found, unix_s, newest_step_s)
+        if lasts is not None:
+            return lasts
     if prior.over_unix_s is None and are_short_again(prior.finding, newest_step_s):
         prior = replace(prior, over_unix_s=unix_s)
     if prior.over_unix_s is not None:
-        # Steps that are long again are so for another reason.
-        short = newest_step_s is None or are_short_again(prior.finding, newest_step_s)
-        left = short and unix_s - prior.over_unix_s <= _LEFT_S
-        return (prior, without_last_of_late_hosts(prior, found)) if left else (None, found)
+        return _left_of(prior, found, unix_s, newest_step_s)
     replaced = _is_replaced(prior, found, newest_step_s)
     if replaced or newest_step_s is None:
         return (None if replaced else prior), found
@@ -126,6 +130,51 @@ def _with_cause(
     last = Kind.STRAGGLER if not still.culprits and _is_as_long(prior, newest_step_s) else None
     others = [one for one in found if one.kind not in {*_NO_CAUSE, last} and cause_of(one, [still]) is None]
     return prior, sorted((still, *others), key=acting_order)
+
+
+def _found_by_steps(
+    prior: LastingFault | None, fresh: Finding, found: Sequence[Finding], unix_s: float
+) -> tuple[LastingFault, Sequence[Finding]]:
+    """The fault that a round finds by the steps before it, and the findings."""
+    again = prior is not None and is_same(prior.finding, fresh)
+    if again and prior is not None and _became_worse(prior, fresh):
+        grown = _seen_again(prior, fresh, unix_s)
+        return grown, _with(_lasting(grown, unix_s, fresh.step_s or 0.0), fresh, found)
+    began_unix_s = prior.began_unix_s if again and prior is not None else unix_s
+    return LastingFault(finding=fresh, began_unix_s=began_unix_s, seen_unix_s=unix_s), found
+
+
+def _found_otherwise(
+    prior: LastingFault, seen: Finding, found: Sequence[Finding], unix_s: float, newest_step_s: float | None
+) -> tuple[LastingFault, Sequence[Finding]] | None:
+    """The fault as other evidence shows it, and the findings; None if only that is left of it.
+
+    Shares of time may be of other steps, too: what it costs is known better by those since it began.
+    """
+    if not _is_of_time(seen) or newest_step_s is None:
+        return _seen_again(prior, seen, unix_s), _with(_at_most(prior, seen, newest_step_s), seen, found)
+    if are_short_again(prior.finding, newest_step_s):
+        return None
+    return replace(prior, seen_unix_s=unix_s), _with(_lasting(prior, unix_s, newest_step_s), seen, found)
+
+
+def _left_of(
+    prior: LastingFault, found: Sequence[Finding], unix_s: float, newest_step_s: float | None
+) -> tuple[LastingFault | None, Sequence[Finding]]:
+    """Findings after a fault, without what steps of it, and shares of its time, still show of it."""
+    # Steps that are long again are so for another reason.
+    short = newest_step_s is None or are_short_again(prior.finding, newest_step_s)
+    if not short or unix_s - (prior.over_unix_s or unix_s) > _LEFT_S:
+        return None, found
+    kept = [one for one in found if not (_is_of_time(one) and is_same(prior.finding, one))]
+    return prior, without_last_of_late_hosts(prior, kept or [_SHORT_AGAIN])
+
+
+def _with(shown: Finding, seen: Finding, found: Sequence[Finding]) -> Sequence[Finding]:
+    """The findings with one in place of another, the one to act on first at the front."""
+    if shown is seen:
+        return found
+    return sorted([shown if one is seen else one for one in found], key=acting_order)
 
 
 def _still_unexplained(
@@ -143,7 +192,7 @@ def _still_unexplained(
     head = found[0]
     if _began_anew(prior, step) or any(map(_by_steps_before, found)):
         return None
-    if head.is_unexplained_growth and (not prior.is_sure or are_short_again(prior.finding, _before_s(head))):
+    if head.is_unexplained_growth and (not prior.is_sure or are_short_again(prior.finding, head.before_s)):
         return replace(prior, finding=head, seen_unix_s=unix_s), found
     if not head.is_unexplained_growth and (
         not prior.is_sure or are_short_again(prior.finding, newest_step_s)
@@ -178,9 +227,16 @@ def without_last_of_late_hosts(prior: LastingFault | None, found: Sequence[Findi
     kept = [
         one
         for one in found
-        if one.kind is not Kind.STRAGGLER or abs((one.gain_ratio or 0.0) - gain) > _ALIKE * gain
+        if one.kind is not Kind.STRAGGLER
+        or len(one.culprits) > 1
+        or abs((one.gain_ratio or 0.0) - gain) > _ALIKE * gain
     ]
     return kept or [replace(prior.finding, may_be_over=True)]
+
+
+def _is_of_time(finding: Finding) -> bool:
+    """Whether it is by shares of a time that may have been with and without a fault of all ranks."""
+    return finding.kind in _OF_TIME and finding.since_step is None and not finding.culprits
 
 
 def _by_steps_before(finding: Finding) -> bool:
@@ -211,17 +267,21 @@ def _at_most(prior: LastingFault, again: Finding, newest_step_s: float | None) -
     return replace(again, gain_ratio=most, step_s=step_s, evidence=(*again.evidence, bound))
 
 
+def _became_worse(prior: LastingFault, fresh: Finding) -> bool:
+    """Whether a fault that lasts became worse: steps were as long as it made them before this change, too."""
+    lasts = prior.is_sure and prior.over_unix_s is None
+    return (
+        lasts
+        and not is_same_change(prior.finding, fresh)
+        and not are_short_again(prior.finding, fresh.before_s)
+    )
+
+
 def _is_effect_of(prior: LastingFault | None, fresh: Finding) -> bool:
     """Whether a round sees less of the same change: that hosts are late, and not why."""
     if prior is None or not prior.is_sure or is_same(prior.finding, fresh):
         return False
-    since = prior.finding.since_step, fresh.since_step
-    apart = 0 if None in since else abs((since[0] or 0) - (since[1] or 0))
-    return apart <= _SAME_CHANGE_STEPS and explains(prior.finding, fresh)
-
-
-def _before_s(finding: Finding) -> float:
-    return (finding.step_s or 0.0) * (1 - (finding.gain_ratio or 0.0))
+    return is_same_change(prior.finding, fresh) and explains(prior.finding, fresh)
 
 
 def _is_gone(prior: LastingFault, unix_s: float) -> bool:
@@ -239,7 +299,7 @@ def are_short_again(fault: Finding, newest_step_s: float | None) -> bool:
     if newest_step_s is None:
         return False
     with_it_s = fault.step_s or 0.0
-    added_s = with_it_s - _before_s(fault)
+    added_s = with_it_s - fault.before_s
     less_s = max(_LESS_RATIO * with_it_s, _LESS_OF_IT * added_s)
     return newest_step_s <= with_it_s - min(added_s / 2, less_s)
 

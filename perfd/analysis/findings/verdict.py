@@ -34,6 +34,8 @@ class Verdict:
     """The headline that blames no rank, as last found; None before the first."""
     settled_since: Moment | None = None
     """Since when rounds have found `settled`."""
+    earlier: Finding | None = None
+    """The headline before `settled`."""
     missed_since: Moment | None = None
     """Since when rounds find another one, before the first also only computation or a slow rank; None while
     they find `settled`."""
