@@ -381,7 +381,18 @@ def test_gpus_of_all_ranks_that_idle_before_any_step_shows_it_have_late_hosts() 
     assert found.gain_ratio == pytest.approx(1 / 3, abs=0.01)
     assert found.idle_ratio == pytest.approx(0.3, abs=0.01)
     (late,) = (one for one in summary(data).findings if one.kind is Kind.LATE_HOSTS)
-    assert "not known yet" in late.evidence[0]
+    assert "how long steps take is not known" in late.evidence[0]
+
+
+@pytest.mark.parametrize(("framework", "shown"), [("", True), ("Megatron-LM", False)])
+def test_gpus_show_late_hosts_of_a_job_that_prints_no_steps_and_not_before_the_first_of_one_that_does(
+    framework: str, shown: bool
+) -> None:
+    data = unseen([0.6, 0.7], [0.6] * 3)
+    assert data.description is not None
+    silent = replace(data, steps=step_table([]), description=replace(data.description, framework=framework))
+    assert (idle_since(silent, GpuColumn.BUSY) is not None) is shown
+    assert any(one.kind is Kind.LATE_HOSTS for one in summary(silent).findings) is shown
 
 
 @pytest.mark.parametrize(

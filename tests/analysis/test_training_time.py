@@ -13,6 +13,7 @@ from perfd.analysis.data.job_data import GpuKey, GpuTable
 from perfd.analysis.data.training_time import training_samples
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Finding, Kind
+from perfd.analysis.steps import gpu_activity
 from perfd.model import GpuColumn, StepSource
 from tests.support.nccl_records import NcclTime
 
@@ -151,3 +152,16 @@ def test_where_steps_are_known_the_advice_asks_for_what_a_step_computes():
     assert "--flops-per-step" in timed.bottleneck.advice
     assert "--flops-per-step" not in unlogged.advice
     assert "progress" in unlogged.advice
+
+
+@pytest.mark.parametrize(("since", "activity"), [(5, 0.9), (6, 0.5)])
+@pytest.mark.parametrize("falls", [True, False])
+def test_what_gpus_did_before_they_became_more_or_less_active_is_not_what_a_job_does_now(
+    since: int, activity: float, falls: bool
+):
+    """As in recording alone26: hosts that were late for 17 s were said to limit the job for as long after."""
+    before, now = (0.9, 0.5) if falls else (0.5, 0.9)
+    seen = gpus(*[before] * 20, *[now] * (since + 1), sm_active_ratio=0.9)
+    usual = gpu_activity(seen, step_table([]), np.empty(0, dtype=np.int64))
+    # The last sample may be of something else in part.
+    assert usual.of_gpus(GpuColumn.GRAPHICS_ACTIVE)[0] == pytest.approx(activity if falls else 1.4 - activity)

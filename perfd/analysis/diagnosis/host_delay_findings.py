@@ -167,7 +167,7 @@ def _idle_since(idle: IdleSince, which: str) -> Finding:
         kind=Kind.LATE_HOSTS,
         confidence=0.4,
         evidence=[
-            f"{active}; the times of these steps are not known yet.",
+            f"{active}; how long steps take is not known.",
             f"{rest}: their hosts are late together.",
             _UNKNOWN_WORK,
         ],

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, StepTable
 from perfd.analysis.data.robust_stats import mean, median
 from perfd.analysis.data.training_time import training_samples
+from perfd.analysis.steps.longer_steps import lines_since
 from perfd.analysis.steps.steady_steps import lines_are_means
 from perfd.model import GpuColumn
 
@@ -109,7 +110,7 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints, *, few_samples: bo
             samples = _spread(samples)
             groups = np.arange(len(samples))
     else:
-        samples = _spread(training_samples(gpu))
+        samples = _spread(_since_change(gpu, training_samples(gpu)))
         groups = np.arange(len(samples))
     present = {name: gpu.metrics[name][samples] for name in METRICS if name in gpu.metrics}
     if not len(samples) or not present:
@@ -127,6 +128,21 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints, *, few_samples: bo
         samples=samples,
         source=STEADY_STEPS if timed else TRAINING_TIME,
     )
+
+
+def _since_change(gpu: GpuTable, samples: Ints) -> Ints:
+    """Of these samples, those since the most active GPU became more or less active; else all.
+
+    Where nothing shows steps, activity shows that a job became faster or slower.
+    """
+    active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
+    if active is None or not active.shape[1]:
+        return samples
+    level = active[samples].max(axis=1).astype(np.float64)
+    seen = np.flatnonzero(np.isfinite(level) & (level > 0))
+    since = [lines_since(one) for one in (level[seen], 1 / level[seen])]
+    changed = [one for one in since if one is not None]
+    return samples[seen[-min(changed)] :] if changed else samples
 
 
 def _samples_in_steps(times: Floats, steps: StepTable, rows: Ints) -> tuple[Ints, Ints]:

@@ -78,7 +78,9 @@ def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
     """
     gpu, steps = job.gpu, job.steps
     running = gpu.metrics.get(kernels)
-    if running is None or not len(steps):
+    logged = job.description is not None and bool(job.description.framework)
+    if running is None or (logged and not len(steps)):
+        # Before the first step of a job that prints them, its GPUs may do anything.
         return None
     fell = _fell_idle(gpu, running)
     if fell is None and job.launches is None:
@@ -101,6 +103,8 @@ def idle_since(job: JobData, kernels: GpuColumn) -> IdleSince | None:
 def _unseen_by_steps(job: JobData, begin_s: float, since_unix_s: Floats) -> bool:
     """Whether no step of that time is known, or only rows that mix it with the time before, or are longer."""
     steps = job.steps
+    if not len(steps):
+        return True
     if job.launches is None and steps.steps_covered[-1] > 1:
         return _steps_may_be_longer(steps, since_unix_s)
     mixed_s = float(steps.step_time_s[-1] * steps.steps_covered[-1]) if steps.steps_covered[-1] > 1 else 0.0
