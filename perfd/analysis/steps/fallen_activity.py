@@ -186,8 +186,11 @@ def _idle_together(running: NDArray[np.float32], length: int) -> Floats:
     return np.asarray(1 - sliding_window_view(running, length, axis=0).mean(axis=2).max(axis=1))
 
 
-def activity_fell(gpu: GpuTable, fewest_since: int) -> Fall | None:
-    """When the most active GPU became less active; None if it did not, or for fewer than these samples."""
+def activity_fell(gpu: GpuTable, fewest_since: int, *, before: int = _BEFORE) -> Fall | None:
+    """When the most active GPU became less active than in so many samples before.
+
+    None if it did not, or for fewer than `fewest_since` samples.
+    """
     active = gpu.metrics.get(GpuColumn.SM_ACTIVE)
     if active is None or not active.shape[1]:
         return None
@@ -197,9 +200,9 @@ def activity_fell(gpu: GpuTable, fewest_since: int) -> Fall | None:
     # Training pauses for a checkpoint, for example; what came before that does not compare.
     pauses = np.flatnonzero(~training)
     rows = seen[pauses[-1] + 1 :] if len(pauses) else seen
-    since = lines_since(1 / level[rows], fewest_since=fewest_since)
+    since = lines_since(1 / level[rows], before=before, fewest_since=fewest_since)
     if since is None or since >= len(rows):
         return None
     change = len(rows) - since
-    before, now = (float(np.median(part)) for part in (level[rows[:change][-_BEFORE:]], level[rows[change:]]))
-    return Fall(before, now, np.asarray(rows[change:]))
+    usual, now = (float(np.median(part)) for part in (level[rows[:change][-before:]], level[rows[change:]]))
+    return Fall(usual, now, np.asarray(rows[change:]))

@@ -53,6 +53,8 @@ _MOST_KNOWN = 0.5
 _FEWEST_SAMPLES = 3
 """Of GPUs since a change: one a second, each a mean over that second. As many as show it without hosts, which
 must have slept meanwhile, too. A line of a log may be one step."""
+_FEWEST_BEFORE = 5
+"""Samples before, in a job that has no more yet. Chosen: hosts that sleep show the change as well."""
 _LESS_AWAKE = 0.75
 """Of what a host was awake in a step: up to this it spun before to wait for its GPU, and does not. Chosen."""
 _DUE_LINES = 2.0
@@ -241,7 +243,9 @@ def _less_active(gpu: GpuTable, each: EachStep) -> _Change | None:
     The work of a step keeps multiprocessors active for as long as before, so that the inverse of their
     activity is proportional to the time of a step. Of several GPUs the most active one counts.
     """
-    fell = None if each.pace is not None else activity_fell(gpu, _FEWEST_SAMPLES)
+    if each.pace is not None:
+        return None
+    fell = activity_fell(gpu, _FEWEST_SAMPLES) or activity_fell(gpu, _FEWEST_SAMPLES, before=_FEWEST_BEFORE)
     if fell is None:
         return None
     began_unix_s = float(gpu.time_unix_s[fell.since[0] - 1])
