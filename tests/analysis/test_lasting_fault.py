@@ -12,6 +12,7 @@ from perfd.analysis.findings import (
     Finding,
     Kind,
     LastingFault,
+    is_over_by_steps,
     with_lasting_fault,
     without_last_of_late_hosts,
 )
@@ -166,11 +167,42 @@ def test_shares_of_a_time_with_and_without_a_fault_neither_change_its_cost_nor_o
     assert [shown[0].kind for shown in said] == [Kind.DATA_LOADING] * 6 + [Kind.UNKNOWN] * 3
     assert [shown[0].gain_ratio for shown in said[:6]] == [pytest.approx(GAIN)] * 6
     assert "as short again" in said[-1][0].evidence[0]
+    # What just began is another fault. As in recording trainer1, GPUs show it before the next line.
+    again = replace(OF_TIME, longer_for_s=3.0)
+    assert played([*[([LOADING], SINCE_S)] * 6, ([OF_TIME], BEFORE_S), ([again], BEFORE_S)])[-1] == [again]
     # Where no step is known they are all that there is.
     assert played([([LOADING], SINCE_S), ([OF_TIME], None)])[-1] == [OF_TIME]
     # Half a minute later they are of another time.
     late = played([*[([LOADING], SINCE_S)] * 6, *[([OF_TIME], BEFORE_S)] * 40])
     assert [shown[0].kind for shown in late[6:]].count(Kind.UNKNOWN) == 31
+
+
+@pytest.mark.parametrize(("gain", "lasts"), [(0.09, True), (0.11, False)])
+def test_a_rank_that_peers_show_for_more_than_steps_are_still_longer_by_was_late_in_earlier_ones(
+    gain: float, lasts: bool
+) -> None:
+    """As in recording random29: steps had been short for 5 s, and waits still showed the rank."""
+    peers = slow(1, gain=gain, longer_for_s=None)
+    short_s = BEFORE_S / 0.95
+    said = played([*[([slow(1)], SINCE_S)] * 6, *[([peers, HOST], short_s)] * 2])
+    assert [one.kind for one in said[-1]] == (
+        [Kind.STRAGGLER, Kind.HOST_BOUND] if lasts else [Kind.HOST_BOUND]
+    )
+
+
+@pytest.mark.parametrize(("newest_s", "over"), [(0.324, True), (0.326, False), (None, False)])
+def test_steps_rule_out_a_rank_that_peers_show_only_where_they_are_nearly_as_short_as_without_it(
+    newest_s: float | None, over: bool
+) -> None:
+    assert is_over_by_steps(slow(1, longer_for_s=None), newest_s) is over
+
+
+@pytest.mark.parametrize(("newest_s", "over"), [(0.349, True), (0.361, False), (None, False)])
+def test_steps_before_a_fault_show_its_end_once_most_of_what_it_added_is_gone(
+    newest_s: float | None, over: bool
+) -> None:
+    assert is_over_by_steps(slow(1), newest_s) is over
+    assert not is_over_by_steps(replace(slow(1, longer_for_s=None), step_s=None), newest_s)
 
 
 def test_loaders_that_become_slower_yet_cost_all_that_steps_became_longer_by() -> None:

@@ -18,6 +18,7 @@ from perfd.analysis.findings.framework_options import (
 from perfd.analysis.findings.headline_hysteresis import steady_verdict
 from perfd.analysis.findings.lasting_fault import (
     LastingFault,
+    is_over_by_steps,
     with_lasting_fault,
     without_last_of_late_hosts,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "computation_leads",
     "finding_json",
     "fitted",
+    "is_over_by_steps",
     "is_set",
     "limits_job",
     "of_whole_job",

@@ -34,7 +34,7 @@ from perfd.analysis.findings.advice import MORE_STEPS
 from perfd.analysis.findings.causal_graph import EXPLAINS
 from perfd.analysis.findings.finding import Finding
 from perfd.analysis.findings.finding_kind import COMPUTATION, FAULTS, Kind
-from perfd.analysis.findings.lasting_fault import are_short_again
+from perfd.analysis.findings.lasting_fault import is_over_by_steps
 from perfd.analysis.findings.same_fault import (
     AS_MUCH,
     are_its_stalls,
@@ -158,8 +158,7 @@ def _verdict(prior: Verdict, found: Sequence[Finding], now: Moment) -> tuple[Ver
     gap = notable and now.unix_s - since.unix_s <= _GAP_S
     seldom = not prior.confirmed and bool(prior.blamed.culprits) and not gap
     least_s = _GAP_S if input_became_slow(prior.blamed) else CONFIRMED_S
-    by_steps = prior.blamed.longer_for_s is not None and apart(since, now, 0, least_s)
-    ended = by_steps and are_short_again(prior.blamed, now.newest_step_s)
+    ended = is_over_by_steps(prior.blamed, now.newest_step_s) and apart(since, now, 0, least_s)
     once = still is None and not otherwise and (seldom or ended)
     if once or (still is not None and far_costlier(head, still)):
         return verdict, findings

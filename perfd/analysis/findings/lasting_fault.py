@@ -42,6 +42,10 @@ _SHORT_AGAIN = Finding(
     evidence=("Steps are as short again as before. What limits them now is not seen yet.",),
     advice=MORE_STEPS,
 )
+_FAR_MORE = 2.0
+"""Times what steps are still longer by: a rank that is said to cost more was late in earlier ones. Chosen."""
+_NEARLY = 0.25
+"""Of what a fault added to a step, up to which steps are as short as without it. Chosen."""
 _LEFT_S = 30.0
 """How long waiting in collectives is judged, so that it shows a fault that is over, and one that goes on."""
 _AS_MUCH = 0.5
@@ -151,10 +155,10 @@ def _found_otherwise(
 
     Shares of time may be of other steps, too: what it costs is known better by those since it began.
     """
-    if not _is_of_time(seen) or newest_step_s is None:
-        return _seen_again(prior, seen, unix_s), _with(_at_most(prior, seen, newest_step_s), seen, found)
-    if are_short_again(prior.finding, newest_step_s):
+    if newest_step_s is not None and _is_left(prior, seen, newest_step_s):
         return None
+    if newest_step_s is None or not _is_of_time(seen):
+        return _seen_again(prior, seen, unix_s), _with(_at_most(prior, seen, newest_step_s), seen, found)
     return replace(prior, seen_unix_s=unix_s), _with(_lasting(prior, unix_s, newest_step_s), seen, found)
 
 
@@ -166,8 +170,20 @@ def _left_of(
     short = newest_step_s is None or are_short_again(prior.finding, newest_step_s)
     if not short or unix_s - (prior.over_unix_s or unix_s) > _LEFT_S:
         return None, found
-    kept = [one for one in found if not (_is_of_time(one) and is_same(prior.finding, one))]
+    kept = [one for one in found if newest_step_s is None or not _is_left(prior, one, newest_step_s)]
     return prior, without_last_of_late_hosts(prior, kept or [_SHORT_AGAIN])
+
+
+def _is_left(prior: LastingFault, again: Finding, newest_step_s: float) -> bool:
+    """Whether steps are short again, and a finding costs more than they are still longer by."""
+    if not is_same(prior.finding, again) or not are_short_again(prior.finding, newest_step_s):
+        return False
+    if again.kind is not Kind.STRAGGLER or again.longer_for_s is not None:
+        return _is_of_time(again)
+    most = _FAR_MORE * (1 - prior.before_s / newest_step_s)
+    return (
+        prior.is_sure and _is_nearly_gone(prior.finding, newest_step_s) and (again.gain_ratio or 0.0) > most
+    )
 
 
 def _with(shown: Finding, seen: Finding, found: Sequence[Finding]) -> Sequence[Finding]:
@@ -236,7 +252,8 @@ def without_last_of_late_hosts(prior: LastingFault | None, found: Sequence[Findi
 
 def _is_of_time(finding: Finding) -> bool:
     """Whether it is by shares of a time that may have been with and without a fault of all ranks."""
-    return finding.kind in _OF_TIME and finding.since_step is None and not finding.culprits
+    began = finding.since_step is not None or finding.longer_for_s is not None
+    return finding.kind in _OF_TIME and not began and not finding.culprits
 
 
 def _by_steps_before(finding: Finding) -> bool:
@@ -302,6 +319,24 @@ def are_short_again(fault: Finding, newest_step_s: float | None) -> bool:
     added_s = with_it_s - fault.before_s
     less_s = max(_LESS_RATIO * with_it_s, _LESS_OF_IT * added_s)
     return newest_step_s <= with_it_s - min(added_s / 2, less_s)
+
+
+def is_over_by_steps(fault: Finding, newest_step_s: float | None) -> bool:
+    """Whether the newest steps rule out that a fault still costs what was found.
+
+    Where only peers show it, no step before is known, and steps of other lengths are common: they must be
+    nearly as short as without it.
+    """
+    if newest_step_s is None or fault.step_s is None:
+        return False
+    if fault.longer_for_s is not None:
+        return are_short_again(fault, newest_step_s)
+    return _is_nearly_gone(fault, newest_step_s)
+
+
+def _is_nearly_gone(fault: Finding, newest_step_s: float) -> bool:
+    """Whether the newest steps have little left of what it added to them."""
+    return newest_step_s <= fault.before_s + _NEARLY * ((fault.step_s or 0.0) - fault.before_s)
 
 
 def _is_replaced(prior: LastingFault, found: Sequence[Finding], newest_step_s: float | None) -> bool:
