@@ -33,6 +33,8 @@ from perfd.formatting import percent
 from perfd.recording import bundled, bundled_names
 
 SCHEMA = "perfd.bench.headlines/1"
+_HEALTHY_S = 6.0
+"""After a fault, for its end to be judged: rounds judge steps of the last seconds."""
 _RUNS = Path(__file__).parents[1] / "gpu" / "recorded"
 
 
@@ -101,11 +103,24 @@ def _phase(one: OfPhase) -> str:
     words = [f"{one.phase.fault} {ranks}{lost}"]
     if one.named_after_s is not None:
         words.append(f"named after {one.named_after_s:.1f} s, saves {percent(one.gain_ratio or 0.0)}")
+        words.append(f"for {one.over_after_s or 0.0:.1f} s of the {one.healthy_s:.1f} s after it")
     elif must_be_named(one.phase):
         words.append("NOT NAMED")
     if one.wrongly:
         words.append(f"FALSE BLAME: rank {', '.join(map(str, sorted(one.wrongly)))}")
     return ": ".join(words[:2]) + "".join(f"; {word}" for word in words[2:])
+
+
+def _over(phases: Sequence[OfPhase]) -> str:
+    """How long headlines name faults after their end, where the job goes on for long enough to show it."""
+    known = [one for one in phases if one.over_after_s is not None and one.healthy_s >= _HEALTHY_S]
+    if not known:
+        return "no fault with an end to judge"
+    middle = statistics.median(one.over_after_s or 0.0 for one in known)
+    never = sum(one.healthy_s - (one.over_after_s or 0.0) < LIVE_TICK_S for one in known)
+    return (
+        f"{len(known)} faults named for {middle:.1f} s after their end (median), {never} until the next one"
+    )
 
 
 def _steps(run: Run) -> str:
@@ -176,6 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if errors:
             worst, middle = 100 * max(errors), 100 * statistics.median(errors)
             print(f"gains of {len(errors)} faults: off by {middle:.1f} points (median), {worst:.1f} at most")
+        print(_over([phase for one in watched for phase in one.of_phases if must_be_named(phase.phase)]))
     return 0 if right == len(known) and not (blaming or flipping or wrong_at_end) else 1
 
 

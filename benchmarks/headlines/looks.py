@@ -86,6 +86,10 @@ class OfPhase:
     gain_error: float | None
     """By how much of a step the last such look missed what was measured."""
     gain_ratio: float | None
+    over_after_s: float | None
+    """From its end to the last look that still names it, before the next one; None unless it was named."""
+    healthy_s: float
+    """How long the job went on without a fault after it."""
     wrongly: frozenset[int]
     """Ranks that looks in it blame although neither this fault nor the one before it is theirs."""
 
@@ -293,6 +297,7 @@ def _of_phase(
     right = [
         look for look in looks if phase.begin_unix_s <= look.unix_s < until_unix_s and _names(look, phase)
     ]
+    left = [look.unix_s - phase.end_unix_s for look in right if look.unix_s >= phase.end_unix_s]
     allowed = phase.ranks.union(*(one.ranks for one in before))
     said = [look.blamed_gain_ratio if look.blamed else look.gain_ratio for look in right]
     gains = [gain for gain in said if gain is not None]
@@ -303,6 +308,8 @@ def _of_phase(
         named_after_s=right[0].unix_s - phase.begin_unix_s if right else None,
         gain_error=missed,
         gain_ratio=gain,
+        over_after_s=max(left, default=0.0) if right else None,
+        healthy_s=until_unix_s - phase.end_unix_s,
         wrongly=frozenset().union(*(look.blamed for look in inside)) - allowed,
     )
 
