@@ -158,7 +158,7 @@ nats = NatsListenConfig(servers=["nats://127.0.0.1:1"], group=NatsGroupConfig(pa
 history = HistoryConfig(path={str(tmp_path / "history.sqlite")!r})
 AggregatorGroup(AggregatorConfig(http_listen="127.0.0.1:0", history=history, nats=nats))
 known = set(sys.modules)
-one = Aggregator(AggregatorConfig(listen="127.0.0.1:0", history=history))
+one = Aggregator(AggregatorConfig(listen="127.0.0.1:0", http_listen="127.0.0.1:0", history=history))
 one.start()
 one.stop()
 print(sorted(name for name in sys.modules.keys() - known if name.startswith("perfd")))
