@@ -6,7 +6,7 @@ steps of evidence: it is the headline at once. If rounds found it for a second, 
 steps, because the evidence has gaps in a window that a fault just fills; then the previous headline returns.
 After a single round it is held for a moment, if the rank costs a tenth of a step and no other one is late.
 In such a gap a rank that costs less takes its place only if it just became slow. One that names no rank, that
-hosts are late, is held after a single round, too. So is that loaders became slow, until steps are short again.
+hosts are late, is held after a single round, too. So are loaders that became slow, until steps are short.
 
 That nothing limits the job and that computation does differ by a threshold, not by a change in the job: one
 of these replaces another only once it lasted eight times as long, and so does an unknown cause a share of
