@@ -88,13 +88,13 @@ _LOOPS_ALONE = (
     ),
 )
 _OWN_LAUNCHERS = frozenset({"lightning_job.py", "jax_job.py"})
-_ALONE_WITHOUT = frozenset(
+_WITHOUT_TORCHRUN = frozenset(
     {"loop_job.py", "trainer_job.py", "lightning_job.py", "jax_job.py", "unusual_job.py"}
 )
-"""Scripts that one process on one GPU runs without a launcher."""
+"""Scripts of jobs on one GPU that run as a single process."""
 _FAULTS = (("gpu", 3), ("host", 3), ("loader", 2), ("stall", 1), ("busy", 1))
 _FAULTS_ALONE = _FAULTS[1:]
-"""Without peers, nothing tells a GPU with more work from a model that needs it."""
+"""Without peers, a GPU with more work looks like a model that needs it."""
 _NO_DATALOADER = frozenset({"novel_job.py", "jax_job.py", "unusual_job.py", "varied_job.py"})
 
 
@@ -150,7 +150,7 @@ def _loop(draw: random.Random, gpus: int) -> Job:
     accumulate = max(1, round(draw.uniform(*_STEP_S) / round_s)) if simple else 1
     silent = script != "lightning_job.py" and draw.random() < 0.4
     faults = _faults(gpus) if simple else [one for one in _faults(gpus) if one[0] != "loader"]
-    own_launcher = script in (_OWN_LAUNCHERS if gpus > 1 else _ALONE_WITHOUT)
+    own_launcher = script in (_OWN_LAUNCHERS if gpus > 1 else _WITHOUT_TORCHRUN)
     return _job(
         draw,
         gpus,

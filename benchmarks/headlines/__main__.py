@@ -103,7 +103,7 @@ def _phase(one: OfPhase) -> str:
     words = [f"{one.phase.fault} {ranks}{lost}"]
     if one.named_after_s is not None:
         words.append(f"named after {one.named_after_s:.1f} s, saves {percent(one.gain_ratio or 0.0)}")
-        words.append(f"for {one.over_after_s or 0.0:.1f} s of the {one.healthy_s:.1f} s after it")
+        words.append(f"still named {one.over_after_s or 0.0:.1f} s after its end (of {one.healthy_s:.1f} s)")
     elif must_be_named(one.phase):
         words.append("NOT NAMED")
     if one.wrongly:
@@ -118,9 +118,8 @@ def _over(phases: Sequence[OfPhase]) -> str:
         return "no fault with an end to judge"
     middle = statistics.median(one.over_after_s or 0.0 for one in known)
     never = sum(one.healthy_s - (one.over_after_s or 0.0) < LIVE_TICK_S for one in known)
-    return (
-        f"{len(known)} faults named for {middle:.1f} s after their end (median), {never} until the next one"
-    )
+    outlasting = f"still named {middle:.1f} s after their end (median), {never} until the next one"
+    return f"{len(known)} faults: {outlasting}"
 
 
 def _steps(run: Run) -> str:

@@ -166,7 +166,7 @@ def test_shares_of_a_time_with_and_without_a_fault_neither_change_its_cost_nor_o
     said = played([*[([LOADING], SINCE_S)] * 3, *[([OF_TIME], SINCE_S)] * 3, *[([OF_TIME], BEFORE_S)] * 3])
     assert [shown[0].kind for shown in said] == [Kind.DATA_LOADING] * 6 + [Kind.UNKNOWN] * 3
     assert [shown[0].gain_ratio for shown in said[:6]] == [pytest.approx(GAIN)] * 6
-    assert "as short again" in said[-1][0].evidence[0]
+    assert "as short as before again" in said[-1][0].evidence[0]
     # What just began is another fault. As in recording trainer1, GPUs show it before the next line.
     again = replace(OF_TIME, longer_for_s=3.0)
     assert played([*[([LOADING], SINCE_S)] * 6, ([OF_TIME], BEFORE_S), ([again], BEFORE_S)])[-1] == [again]

@@ -34,12 +34,12 @@ _LESS_RATIO, _LESS_OF_IT = 0.1, 1 / 3
 over where they do not get as short as before, since hosts had become slower meanwhile. Chosen."""
 _ALIKE = 0.1
 """Of what hosts of all ranks cost, by which what their last one seems to cost differs from that. Chosen."""
-_OF_TIME = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
-"""By shares of the time of some seconds, where no change shows them."""
+_BY_SHARES = frozenset({Kind.DATA_LOADING, Kind.LATE_HOSTS})
+"""Without a change of steps, the evidence for these is shares of the last seconds."""
 _SHORT_AGAIN = Finding(
     kind=Kind.UNKNOWN,
     confidence=0.0,
-    evidence=("Steps are as short again as before. What limits them now is not seen yet.",),
+    evidence=("Steps are as short as before again; what limits them now is not known yet.",),
     advice=MORE_STEPS,
 )
 _FAR_MORE = 2.0
@@ -126,7 +126,7 @@ def _with_cause(
     if prior.over_unix_s is None and are_short_again(prior.finding, newest_step_s):
         prior = replace(prior, over_unix_s=unix_s)
     if prior.over_unix_s is not None:
-        return _left_of(prior, found, unix_s, newest_step_s)
+        return _after(prior, found, unix_s, newest_step_s)
     replaced = _is_replaced(prior, found, newest_step_s)
     if replaced or newest_step_s is None:
         return (None if replaced else prior), found
@@ -155,14 +155,14 @@ def _found_otherwise(
 
     Shares of time may be of other steps, too: what it costs is known better by those since it began.
     """
-    if newest_step_s is not None and _is_left(prior, seen, newest_step_s):
+    if newest_step_s is not None and _is_outdated(prior, seen, newest_step_s):
         return None
-    if newest_step_s is None or not _is_of_time(seen):
+    if newest_step_s is None or not _is_share_of_time(seen):
         return _seen_again(prior, seen, unix_s), _with(_at_most(prior, seen, newest_step_s), seen, found)
     return replace(prior, seen_unix_s=unix_s), _with(_lasting(prior, unix_s, newest_step_s), seen, found)
 
 
-def _left_of(
+def _after(
     prior: LastingFault, found: Sequence[Finding], unix_s: float, newest_step_s: float | None
 ) -> tuple[LastingFault | None, Sequence[Finding]]:
     """Findings after a fault, without what steps of it, and shares of its time, still show of it."""
@@ -170,16 +170,16 @@ def _left_of(
     short = newest_step_s is None or are_short_again(prior.finding, newest_step_s)
     if not short or unix_s - (prior.over_unix_s or unix_s) > _LEFT_S:
         return None, found
-    kept = [one for one in found if newest_step_s is None or not _is_left(prior, one, newest_step_s)]
+    kept = [one for one in found if newest_step_s is None or not _is_outdated(prior, one, newest_step_s)]
     return prior, without_last_of_late_hosts(prior, kept or [_SHORT_AGAIN])
 
 
-def _is_left(prior: LastingFault, again: Finding, newest_step_s: float) -> bool:
+def _is_outdated(prior: LastingFault, again: Finding, newest_step_s: float) -> bool:
     """Whether steps are short again, and a finding costs more than they are still longer by."""
     if not is_same(prior.finding, again) or not are_short_again(prior.finding, newest_step_s):
         return False
     if again.kind is not Kind.STRAGGLER or again.longer_for_s is not None:
-        return _is_of_time(again)
+        return _is_share_of_time(again)
     most = _FAR_MORE * (1 - prior.before_s / newest_step_s)
     return (
         prior.is_sure and _is_nearly_gone(prior.finding, newest_step_s) and (again.gain_ratio or 0.0) > most
@@ -250,10 +250,10 @@ def without_last_of_late_hosts(prior: LastingFault | None, found: Sequence[Findi
     return kept or [replace(prior.finding, may_be_over=True)]
 
 
-def _is_of_time(finding: Finding) -> bool:
+def _is_share_of_time(finding: Finding) -> bool:
     """Whether it is by shares of a time that may have been with and without a fault of all ranks."""
     began = finding.since_step is not None or finding.longer_for_s is not None
-    return finding.kind in _OF_TIME and not began and not finding.culprits
+    return finding.kind in _BY_SHARES and not began and not finding.culprits
 
 
 def _by_steps_before(finding: Finding) -> bool:

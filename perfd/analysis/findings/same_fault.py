@@ -14,8 +14,6 @@ _OF_ONE_RANK = frozenset({Kind.STRAGGLER, Kind.PERIODIC_STALL, Kind.LATE_HOSTS})
 AS_MUCH = 0.1
 """Of what hosts of all ranks cost: by how much that differs between rounds. Chosen."""
 _MAY_BE_OVER = "The newest rounds do not find it: it may be over."
-_SAME_CHANGE_STEPS = 4
-"""Steps between which two findings see one change. Chosen."""
 _MOMENTARY = frozenset({Kind.THROTTLING, Kind.SLOW_LINK})
 
 
@@ -77,12 +75,9 @@ def is_same(one: Finding, other: Finding) -> bool:
 def is_same_change(one: Finding, other: Finding) -> bool:
     """Whether both see steps become longer at one time: before it they took as long for both.
 
-    Where a step is not known, since which one they are longer decides.
+    A change that only GPUs show, without steps, may be any.
     """
-    if one.step_s is None or other.step_s is None:
-        since = one.since_step, other.since_step
-        return None in since or abs((since[0] or 0) - (since[1] or 0)) <= _SAME_CHANGE_STEPS
-    return other.before_s <= (one.before_s + one.step_s) / 2
+    return one.step_s is None or other.before_s <= (one.before_s + one.step_s) / 2
 
 
 def far_costlier(head: Finding, still: Finding | None) -> bool:
