@@ -178,6 +178,17 @@ def test_slow_input_of_all_ranks_is_named_before_the_idle_gpus_that_it_causes():
     assert Kind.HOST_BOUND not in {finding.kind for finding in summary.findings}
 
 
+@pytest.mark.parametrize(("tensor", "idle"), [(0.0099, True), (0.0101, False)])
+def test_busy_gpus_whose_tensor_cores_are_idle_get_the_advice_to_use_them(tensor: float, idle: bool):
+    steps = step_table([1.0] * 20)
+    gpu = gpu_table(steps, {"tensor_active_ratio": [tensor] * 8, "sm_active_ratio": [0.95] * 8})
+    data = job_data(steps, description=description(world_size=8, dp=8), gpu=gpu)
+    summary = summarise(data, AnalysisSettings())
+    assert summary.bottleneck.kind is Kind.COMPUTE_BOUND
+    assert ("set_float32_matmul_precision" in summary.bottleneck.advice) is idle
+    assert ("tensor cores are idle" in summary.bottleneck.evidence[-1]) is idle
+
+
 def test_a_straggler_comes_before_what_the_configuration_costs():
     tensor, streaming = [0.3] * 8, [0.7] * 8
     tensor[2], streaming[2] = 0.45, 0.85

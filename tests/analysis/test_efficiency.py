@@ -110,6 +110,27 @@ def test_without_a_log_tensor_activity_is_an_upper_estimate_and_no_mfu():
     assert speed.mfu_upper_ratio == pytest.approx(0.3, rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("precision", "tensor", "bounded"),
+    [
+        (None, 0.0542, True),
+        (None, 0.0541, False),
+        (None, 0.0, False),
+        ("bf16", 0.01, True),
+        ("fp32", 0.3, False),
+    ],
+)
+def test_products_that_may_run_without_tensor_cores_have_no_bound_by_these(
+    precision: str | None, tensor: float, bounded: bool
+):
+    # SMs that are active 80% of the time could do 80% of 67 TFLOP/s in FP32: tensor cores do that in 5.42%.
+    active = {"tensor_active_ratio": tensor, "sm_active_ratio": 0.8, "sm_clock_hz": 1.83e9}
+    gpu = gpu_table(step_table([1.0] * 8), {name: [value] * 8 for name, value in active.items()})
+    job = replace(DESCRIBED, model=None, precision=precision)
+    upper = efficiency_of(step_table([]), description=job, gpu=gpu).mfu_upper_ratio
+    assert upper == (pytest.approx(tensor, rel=1e-5) if bounded else None)
+
+
 def test_the_upper_estimate_allows_for_a_clock_above_that_of_the_peak():
     steps = step_table([1.0] * 8)
     gpu = gpu_table(steps, {"tensor_active_ratio": [0.3] * 8, "sm_clock_hz": [1.98e9] * 8})

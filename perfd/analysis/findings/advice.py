@@ -15,6 +15,10 @@ LARGER_KERNELS = (
     "Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less recomputation; FP8"
     " if the model tolerates it [[fp8]]."
 )
+TENSOR_CORES = (
+    "Run matrix products on the tensor cores: in BF16 (`torch.autocast`), or in TF32"
+    ' (`torch.set_float32_matmul_precision("high")`, if FP32 is not needed for all).'
+)
 FEWER_BYTES = (
     "Move fewer bytes per operation: fused attention, norms and optimizer, BF16 instead of FP32, less"
     " recomputation of cheap layers, and a larger micro-batch."

@@ -65,7 +65,8 @@ class Efficiency:
     tensor_active_ratio: float | None = None
     """GPM's tensor activity, the mean over GPUs: an independent check beside MFU."""
     mfu_upper_ratio: float | None = None
-    """What MFU can be at most by that activity, at the clock that the GPUs ran at."""
+    """What MFU can be at most by that activity, at the clock that the GPUs ran at; None where products may
+    run without tensor cores."""
     flops_check: FlopsCheck | None = None
 
     @property
@@ -103,7 +104,9 @@ def efficiency(
     clock = known(float(mean_over_gpus(activity, GpuColumn.SM_CLOCK)))
     clock_ratio = ratio(clock, _mean([row.peak_clock_hz if row else None for row in gpu_rows]))
     tensor = known(float(mean_over_gpus(activity, GpuColumn.TENSOR_ACTIVE)))
-    upper = tensor * clock_ratio if tensor is not None and clock_ratio else None
+    working = known(float(mean_over_gpus(activity, GpuColumn.SM_ACTIVE)))
+    bounded = not _may_lack_tensor_cores(precision, tensor, working, gpu_rows)
+    upper = tensor * clock_ratio if tensor is not None and clock_ratio and bounded else None
     mfu, parts = ratio(flops, peak), False
     if mfu is not None and upper is not None and job.step_doubt is StepDoubt.MICRO_BATCHES:
         parts = mfu > _PARTS_RATIO * upper
@@ -135,6 +138,18 @@ def efficiency(
             description, job.steps.flops_per_s_per_gpu[rows], tokens_per_s, world, chosen=convention
         ),
     )
+
+
+def _may_lack_tensor_cores(
+    precision: str | None, tensor: float | None, working: float | None, rows: Sequence[GpuPeak | None]
+) -> bool:
+    """Whether the job's products may run without tensor cores, by the precision, or where that is unknown
+    because active SMs could do as many in FP32 as the tensor cores did at most."""
+    if precision is not None or tensor is None:
+        return precision == "fp32"
+    without = _mean([row.peak_flops_per_s("fp32") if row else None for row in rows])
+    least = ratio(without, _mean([row.peak_flops_per_s("bf16") if row else None for row in rows]))
+    return least is not None and tensor <= least * (1.0 if working is None else working)
 
 
 def world_size(job: JobData) -> int | None:

@@ -167,7 +167,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
         "perfd_mfu_upper_ratio",
         "Upper bound of MFU by the activity of the tensor cores.",
         source="NVML's GPM",
-        absent="When MFU is known, or the GPUs do not report the activity.",
+        absent="When the GPUs do not report the activity, or products may run without tensor cores (FP32).",
     ),
     of_job(
         "perfd_tensor_active_ratio",
