@@ -143,8 +143,10 @@ def efficiency(
 def _may_lack_tensor_cores(
     precision: str | None, tensor: float | None, working: float | None, rows: Sequence[GpuPeak | None]
 ) -> bool:
-    """Whether the job's products may run without tensor cores, by the precision, or where that is unknown
-    because active SMs could do as many in FP32 as the tensor cores did at most."""
+    """Whether the job's products may run without tensor cores, by its precision.
+
+    Where that is unknown, they may if active SMs could do as many in FP32 as the tensor cores did at most.
+    """
     if precision is not None or tensor is None:
         return precision == "fp32"
     without = _mean([row.peak_flops_per_s("fp32") if row else None for row in rows])
