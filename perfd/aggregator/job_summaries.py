@@ -12,7 +12,7 @@ import numpy as np
 from perfd.aggregator.configured_analysis import analysis_settings
 from perfd.aggregator.failures import Part
 from perfd.aggregator.job_changes import JobChanges, progress_of
-from perfd.aggregator.jobs import JobState
+from perfd.aggregator.jobs import JobState, shown_steps
 from perfd.aggregator.live_facts import NO_ORIGIN, LiveFacts
 from perfd.aggregator.state import AggregatorState, Derived, JobNumbers, StateKey, all_compute, state_key
 from perfd.aggregator.summary_turns import (
@@ -316,8 +316,7 @@ class JobSummaries:
             memory = self._jobs[name]
             if memory.change is not None and memory.change[0] == live.key:
                 return memory.change[1]
-            within = live.data.within_lines
-            steps, events = job.step_table() if within is None else within.steps, tuple(job.events)
+            steps, events = shown_steps(job).steps, tuple(job.events)
         parts = live.data.step_doubt is StepDoubt.MICRO_BATCHES
         change = step_time_change(steps, events, may_be_parts=parts)
         memory.change = live.key, change
@@ -378,8 +377,7 @@ class JobSummaries:
 
 def _find(memory: _JobMemory, derived: Derived, now_unix_s: float) -> None:
     """Note what a round found, with the fault that goes on though its evidence is of long ago."""
-    within = derived.data.within_lines
-    memory.newest_step_s = newest_step_s(derived.data.steps if within is None else within.steps)
+    memory.newest_step_s = newest_step_s(derived.data.steps)
     memory.lasting, memory.found = with_lasting_fault(
         memory.lasting,
         derived.summary.findings,

@@ -13,12 +13,13 @@ from aggregator.support import fleet, source, step
 from aggregator.test_exact_steps import DDP, FSDP, MB, Op, Timeline
 
 from perfd.aggregator.job_summaries import JobSummaries
+from perfd.aggregator.jobs.operation_step_rows import StepsWithinLines
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state import AggregatorState, Fleet, job_data
 from perfd.analysis.data.job_data import JobData
 from perfd.clock import VirtualClock
 from perfd.config import AnalysisConfig
-from perfd.model import Record
+from perfd.model import JobDescription, ParallelLayout, Record, StepDoubt
 
 SLOW = [Op(DDP[0].operation, DDP[0].size, DDP[0].after_us + 60_000), *DDP[1:]]
 FAST_S, SLOW_S = 0.103, 0.163
@@ -74,11 +75,11 @@ def test_lines_of_several_steps_say_how_many_micro_batches_one_has_whatever_paus
     for _, record in sorted(records, key=lambda one: one[0]):
         made.apply([record], source())
 
-    within = snapshot(made).within_lines
-    assert within is not None
-    assert within.pace.per_step == pytest.approx(6 * 17)
-    assert within.pace.doubt is None
-    assert within.steps.time_unix_s == pytest.approx([ends_s[n - 1] for n in within.steps.step], abs=0.02)
+    found = within(made)
+    assert found is not None
+    assert found.pace.per_step == pytest.approx(6 * 17)
+    assert found.pace.doubt is None
+    assert found.steps.time_unix_s == pytest.approx([ends_s[n - 1] for n in found.steps.step], abs=0.02)
 
 
 PIPELINE = [Op("AllReduce", 250 * MB, 1_000_000)]
@@ -104,36 +105,38 @@ def printed(lines: Sequence[int], *, steps: int, each: int = 1) -> tuple[Fleet, 
 
 def test_two_lines_ten_steps_apart_show_which_operations_are_steps_whatever_their_pauses() -> None:
     made, timeline = printed([10, 20], steps=20)
-    within = snapshot(made).within_lines
+    found = within(made)
 
-    assert within is not None
-    assert within.pace.per_step == 1
-    assert within.pace.doubt is None
-    assert within.steps.time_unix_s == pytest.approx(
-        [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
-    )
-    assert within.steps.step[-1] == 20
+    assert found is not None
+    assert found.pace.per_step == 1
+    assert found.pace.doubt is None
+    assert found.steps.time_unix_s == pytest.approx([timeline.ends_us[n - 1] / 1e6 for n in found.steps.step])
+    assert found.steps.step[-1] == 20
     # The first line is marked as warm-up: its first five steps are the start of the job.
-    assert within.steps.step[within.steps.warmup].tolist() == [*range(int(within.steps.step[0]), 6)]
+    assert found.steps.step[found.steps.warmup].tolist() == [*range(int(found.steps.step[0]), 6)]
     # One line less, or one step less between two, leaves open what operations count.
-    assert snapshot(printed([10], steps=19)[0]).within_lines is None
-    assert snapshot(printed([10, 19], steps=24)[0]).within_lines is None
+    assert within(printed([10], steps=19)[0]) is None
+    assert within(printed([10, 19], steps=24)[0]) is None
 
 
 def test_lines_that_count_half_as_many_steps_as_there_are_operations_make_none_of_these_a_step() -> None:
-    assert snapshot(printed([10, 20], steps=48, each=2)[0]).within_lines is None
+    assert within(printed([10, 20], steps=48, each=2)[0]) is None
 
 
 def test_operations_beside_the_first_line_are_read_since_the_next_lines_may_be_of_several_steps() -> None:
     made, timeline = printed([1, 10, 20], steps=24)
-    within = snapshot(made).within_lines
+    found = within(made)
 
-    assert within is not None
-    assert within.steps.step[0] <= 3
-    assert within.steps.step[within.steps.warmup].tolist() == [*range(int(within.steps.step[0]), 7)]
-    assert within.steps.time_unix_s == pytest.approx(
-        [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
-    )
+    assert found is not None
+    assert found.steps.step[0] <= 3
+    assert found.steps.step[found.steps.warmup].tolist() == [*range(int(found.steps.step[0]), 7)]
+    assert found.steps.time_unix_s == pytest.approx([timeline.ends_us[n - 1] / 1e6 for n in found.steps.step])
+
+
+def within(made: Fleet) -> StepsWithinLines | None:
+    """What operations show between the lines of the log."""
+    job = made.jobs["job"]
+    return job.operation_steps.within(job.step_table())
 
 
 def snapshot(made: Fleet) -> JobData:
@@ -144,15 +147,18 @@ def snapshot(made: Fleet) -> JobData:
 def test_each_step_has_its_own_time_and_the_number_that_the_log_gives_it(resumed_at: int) -> None:
     made, timeline = played(covered=5, resumed_at=resumed_at)
     data = snapshot(made)
-    within = data.within_lines
+    found = within(made)
 
-    assert set(data.steps.steps_covered.tolist()) == {5}
-    assert within is not None
-    numbers = within.steps.step - resumed_at
-    assert set(within.steps.steps_covered.tolist()) == {1}
-    assert within.steps.time_unix_s == pytest.approx([timeline.ends_us[n - 1] / 1e6 for n in numbers])
-    assert within.steps.step_time_s[numbers >= 42] == pytest.approx(SLOW_S, rel=0.05)
-    assert within.steps.step_time_s[(numbers > 20) & (numbers < 41)] == pytest.approx(FAST_S, rel=0.05)
+    # Lines come before the first step that is known by operations, and after the last one.
+    shown = data.steps.steps_covered.tolist()
+    assert shown == sorted(shown[: shown.index(1)] + [1] * shown.count(1), reverse=True)
+    assert data.operation_pace is not None
+    assert found is not None
+    numbers = found.steps.step - resumed_at
+    assert set(found.steps.steps_covered.tolist()) == {1}
+    assert found.steps.time_unix_s == pytest.approx([timeline.ends_us[n - 1] / 1e6 for n in numbers])
+    assert found.steps.step_time_s[numbers >= 42] == pytest.approx(SLOW_S, rel=0.05)
+    assert found.steps.step_time_s[(numbers > 20) & (numbers < 41)] == pytest.approx(FAST_S, rel=0.05)
     assert numbers[-1] >= 55
 
 
@@ -174,7 +180,7 @@ def test_operations_that_repeat_far_more_often_than_lines_count_steps_are_parts_
 ) -> None:
     # Twelve micro-batches in a step of the log, by its lines: none of them is a step.
     made, _ = played(covered=5, slow_from=100)
-    steps = snapshot(made).steps
+    steps = made.jobs["job"].step_table()
     lines = replace(steps, step_time_s=np.full(len(steps), of_line_s * FAST_S))
     found = made.jobs["job"].operation_steps
 
@@ -190,7 +196,7 @@ def test_operations_that_repeat_far_less_often_than_lines_count_steps_are_severa
 ) -> None:
     """As at the end of recording random133: rows of three steps, of a pipeline with one line in ten steps."""
     made, _ = played(covered=5, slow_from=100)
-    steps = snapshot(made).steps
+    steps = made.jobs["job"].step_table()
     counted = replace(steps, step=of_row * steps.step, steps_covered=of_row * steps.steps_covered)
     assert (made.jobs["job"].operation_steps.within(counted) is not None) is known
 
@@ -198,13 +204,11 @@ def test_operations_that_repeat_far_less_often_than_lines_count_steps_are_severa
 @pytest.mark.parametrize("seen_s", [3.1, 4.1, 5.1])
 def test_operations_that_come_later_than_lines_keep_the_numbers_of_their_own_steps(seen_s: float) -> None:
     made, timeline = played(covered=5, seen_s=seen_s)
-    within = snapshot(made).within_lines
+    found = within(made)
 
-    assert within is not None
-    assert int(within.steps.step[-1]) < 52
-    assert within.steps.time_unix_s == pytest.approx(
-        [timeline.ends_us[n - 1] / 1e6 for n in within.steps.step]
-    )
+    assert found is not None
+    assert int(found.steps.step[-1]) < 52
+    assert found.steps.time_unix_s == pytest.approx([timeline.ends_us[n - 1] / 1e6 for n in found.steps.step])
 
 
 @pytest.mark.parametrize(("printed_after_ratio", "off"), [(-0.3, -1), (-0.2, 0), (0.7, 0), (0.8, 1)])
@@ -213,24 +217,103 @@ def test_a_line_belongs_to_the_step_that_ends_up_to_a_quarter_of_a_step_later(
 ) -> None:
     # Clocks differ: a line may show a time before its step's end. Later than that it is the step before.
     made, timeline = played(covered=5, steps=62, slow_from=100, printed_s=printed_after_ratio * FAST_S)
-    within = snapshot(made).within_lines
+    found = within(made)
 
-    assert within is not None
+    assert found is not None
     true_steps = [
         1 + int(np.argmin(np.abs(np.array(timeline.ends_us) / 1e6 - end_s)))
-        for end_s in within.steps.time_unix_s
+        for end_s in found.steps.time_unix_s
     ]
-    assert set((within.steps.step + off - true_steps).tolist()) == {0}
+    assert set((found.steps.step + off - true_steps).tolist()) == {0}
 
 
 def test_a_log_with_a_line_for_each_step_needs_no_operations() -> None:
     made, _ = played(covered=1)
-    assert snapshot(made).within_lines is None
+    assert within(made) is None
+
+
+def test_each_step_has_what_the_line_that_covers_it_says() -> None:
+    made, _ = played(covered=5, steps=58)
+    job = made.jobs["job"]
+    for number in range(5, 56, 5):
+        made.apply([step(number, job="job", loss=float(number), tokens_per_s=number * 10.0)], source())
+    shown = snapshot(made).steps
+    single = shown.steps_covered == 1
+
+    covered = single & (shown.step <= 55)
+    assert shown.tokens_per_s[covered].tolist() == [-(-int(n) // 5) * 50.0 for n in shown.step[covered]]
+    assert np.isnan(shown.tokens_per_s[shown.step > 55]).all()
+    assert shown.loss[single & (shown.step % 5 == 0)].tolist() == [
+        float(n) for n in shown.step[single & (shown.step % 5 == 0)]
+    ]
+    assert np.isnan(shown.loss[single & (shown.step % 5 > 0)]).all()
+    assert job.step_table().step.tolist() == [*range(5, 56, 5)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "later_s", "stopped"), [(3, 31.0, True), (3, 29.0, False), (2, 31.0, False)]
+)
+def test_lines_count_again_once_operations_show_steps_no_more(
+    lines: int, later_s: float, stopped: bool
+) -> None:
+    made, _ = played(covered=5)
+    shown = snapshot(made).steps
+    newest, ended_s = int(shown.step[-1]), float(shown.time_unix_s[-1])
+    numbers = [65 + 5 * number for number in range(lines)]
+    assert newest <= 60
+    for number in numbers:
+        at_s = ended_s + later_s - (numbers[-1] - number) * 0.2
+        made.apply([step(number, job="job", time_s=at_s, step_time_s=0.2, steps_covered=5)], source())
+    data = snapshot(made)
+    assert (data.operation_pace is None) is stopped
+    assert data.steps.step[-1] == (numbers[-1] if stopped else newest)
+
+
+@pytest.mark.parametrize(("first_s", "known"), [(0.5, True), (60.0, False)])
+def test_the_first_line_alone_is_beside_operations_once_another_step_was_due(
+    first_s: float, known: bool
+) -> None:
+    """A log with a line of the first step, and next of the hundredth: what repeats may be a micro-batch."""
+    timeline = Timeline()
+    for _ in range(30):
+        timeline.step([DDP])
+    made = fleet()
+    first = step(1001, job="job", time_s=timeline.ends_us[0] / 1e6, step_time_s=first_s)
+    made.apply([first, *timeline.records()], source())
+
+    assert within(made) is None or known
+    assert (snapshot(made).operation_pace is not None) is known
+    if known:
+        # It was resumed at step 1000.
+        assert snapshot(made).steps.step[-1] == pytest.approx(1030, abs=1)
+
+
+@pytest.mark.parametrize("described", [4, None])
+def test_what_a_group_hands_on_counts_the_micro_batches_that_the_job_describes(described: int | None) -> None:
+    timeline = Timeline()
+    for _ in range(60):
+        timeline.step([[Op("Broadcast", 64 * MB, 20_000), Op("Broadcast", 8 * MB, 2_000)]] * 4, pause_us=0)
+    made = fleet()
+    batch = {} if described is None else {"global_batch_size": 8, "micro_batch_size": 2, "dp": 1}
+    made.apply(
+        [
+            JobDescription(
+                job="job", framework="megatron-lm", parallel=ParallelLayout(world_size=2, tp=2, **batch)
+            )
+        ],
+        source(),
+    )
+    for record in timeline.records():
+        made.apply([record], source())
+
+    pace = made.jobs["job"].operation_pace
+    assert pace is not None
+    assert (pace.per_step, pace.doubt) == ((8, None) if described else (2, StepDoubt.MICRO_BATCHES))
 
 
 def test_without_operations_there_is_nothing_within_lines() -> None:
     made = fleet()
     made.apply([step(n, job="job", step_time_s=0.1, steps_covered=5) for n in range(5, 60, 5)], source())
     data = snapshot(made)
-    assert data.within_lines is None
+    assert within(made) is None
     assert np.all(data.steps.steps_covered == 5)

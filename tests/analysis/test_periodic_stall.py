@@ -10,7 +10,7 @@ from analysis.jobs import job_data, step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.data.job_data import OperationPace, StepsWithinLines
+from perfd.analysis.data.job_data import OperationPace
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Kind
 from perfd.analysis.steps import steady_rows
@@ -73,7 +73,7 @@ def test_stalls_in_steps_between_two_lines_of_a_log_are_seen_by_operations() -> 
         communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=300, doubt=None, exact=True
     )
     by_lines = job_data(lines)
-    known = replace(by_lines, within_lines=StepsWithinLines(steps=steps, pace=pace))
+    known = replace(by_lines, steps=steps, operation_pace=pace)
 
     assert summarise(by_lines, AnalysisSettings()).bottleneck.kind is not Kind.PERIODIC_STALL
     stall = summarise(known, AnalysisSettings()).bottleneck

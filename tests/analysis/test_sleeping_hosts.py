@@ -20,7 +20,6 @@ from perfd.analysis.data.job_data import (
     LaunchTable,
     OperationPace,
     StepPauses,
-    StepsWithinLines,
 )
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.analysis.findings import Finding, Kind
@@ -127,7 +126,7 @@ def test_a_log_with_a_line_every_five_steps_is_no_obstacle_where_operations_show
     pace = OperationPace(
         communicator="ab", operation="AllReduce", per_step=5, row_end_sequence=100, doubt=None, exact=True
     )
-    found = loading(replace(data, within_lines=StepsWithinLines(steps=step_table(LONGER), pace=pace)))
+    found = loading(replace(data, steps=step_table(LONGER), operation_pace=pace))
     assert found is not None
     assert found.gain_ratio == pytest.approx(GAIN)
     assert "since step 13" in found.evidence[1]

@@ -102,7 +102,7 @@ class JobState:
 
     @property
     def operation_pace(self) -> OperationPace | None:
-        """Which operations show its steps; None where a log does, or nothing."""
+        """Which operations show its steps; None where a log does."""
         return self.operation_steps.pace if self._sources.by_operations else None
 
     @property
@@ -139,16 +139,16 @@ class JobState:
             raise RefusedError("A node outside the job described another layout or model.")
         self.version += 1
         self.ownership.reports(source.node)
-        if self.description is None:
-            self.description = description
-            return None
-        if same:
-            self.description = merged_description(self.description, description, self._counters.rejected)
-            return None
+        if same and self.description is not None:
+            description = merged_description(self.description, description, self._counters.rejected)
         self.description = description
+        if same:
+            self.operation_steps.describe(description.parallel.micro_batches)
+            return None
         self._software = SoftwareOfNodes()
         self.steps = StepRows(self._limits.steps_per_job)
         self.operation_steps = OperationStepRows(self._limits.steps_per_job)
+        self.operation_steps.describe(description.parallel.micro_batches)
         self._sources = StepSources()
         self.phases = PhaseRows.within(self._limits)
         self.communication.clear()
@@ -192,8 +192,8 @@ class JobState:
         if source.late:
             self.steps.put(line, source.sent_unix_s)
             return None
-        if line.steps_covered > 1 and line.time_unix_ns is not None:
-            self.operation_steps.line_of_several(line.step, line.time_unix_ns / 1e9)
+        if line.time_unix_ns is not None:
+            self.operation_steps.timed_line(line.step, line.time_unix_ns / 1e9)
         self.logs.works(source.now_s)
         is_new = self._begins_again(line) or not self.steps.same_line(line)
         event = self._new_line(line, source) if is_new else None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfd.aggregator.jobs.step_tables import StepRows
-from perfd.aggregator.operations import FoundSteps, OperationSteps, StepMarks
-from perfd.analysis.data.job_data import Bools, Floats, Ints, OperationPace, StepsWithinLines, StepTable
+from perfd.aggregator.operations import HANDED_ON, FoundSteps, OperationSteps, StepMarks
+from perfd.analysis.data.job_data import Bools, Floats, Ints, OperationPace, StepTable
 from perfd.analysis.data.robust_stats import median
 from perfd.model import CollectiveTimes, TrainingStep
 
@@ -31,6 +31,14 @@ _STANDARD_ERRORS = 3.0
 """Of that ratio, which must be within the same distance. Chosen: chance exceeds it in fewer than 1 of 300."""
 _STARTING = 5
 """First steps of a line marked as warm-up that count as the start of the job. Chosen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsWithinLines:
+    """Steps one by one, by operations, of a job whose log has a line every few steps; numbered as there."""
+
+    steps: StepTable
+    pace: OperationPace
 
 
 class OperationStepRows:
@@ -54,6 +62,8 @@ class OperationStepRows:
         """Whether the rows so far count otherwise since."""
         self._joined = 1
         """How many of the rows so far lines have shown to be one step."""
+        self._micro_batches: int | None = None
+        """Of a step, as the job describes itself."""
 
     @property
     def pace(self) -> OperationPace | None:
@@ -63,6 +73,10 @@ class OperationStepRows:
             return pace
         pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step * self._of_log)
         return replace(pace, doubt=None, per_step=pace.per_step / self._of_log, pauses=pauses)
+
+    def describe(self, micro_batches: int | None) -> None:
+        """Note of how many micro-batches the job says that a step is."""
+        self._micro_batches = micro_batches
 
     def rank_started(self, rank: int) -> None:
         """A rank has another process: the communicators of the one before are gone, and will not go on."""
@@ -96,7 +110,19 @@ class OperationStepRows:
             self._rows.put(row, sent_unix_s)
         if found.rows:
             self._compare()
+            self._count_micro_batches()
         return found
+
+    def _count_micro_batches(self) -> None:
+        """Count what a group hands on in each micro-batch as the job describes its steps."""
+        pace = self._found.pace
+        if pace is None or pace.certain or pace.operation not in HANDED_ON or self._micro_batches is None:
+            return
+        if self._micro_batches == 1:
+            self._found.settle()
+        else:
+            self._joined = self._micro_batches
+            self._found.take_together(self._micro_batches)
 
     def _rows_before(self, job: str) -> list[TrainingStep]:
         """The rows so far, by the steps of the log."""
@@ -175,8 +201,8 @@ class OperationStepRows:
             self._of_log = round(1 / together)
             self._as_the_log = self._recounted = True
 
-    def line_of_several(self, step: int, unix_s: float) -> None:
-        """Add a line of the log that times several steps: operations count the steps between two of them."""
+    def timed_line(self, step: int, unix_s: float) -> None:
+        """Add a line of the log with the time of steps: operations count the steps between two of them."""
         self._marks.put_line(step, unix_s)
 
     def _together(self, found: StepTable) -> float | None:
@@ -203,26 +229,46 @@ class OperationStepRows:
         Nor where lines show operations to repeat within a step: their times are not those of steps.
         """
         pace, found = self.pace, self._rows.table()
-        if pace is None or not pace.exact or not len(lines) or lines.steps_covered[-1] < 2:
+        if pace is None or not pace.exact or not len(lines) or not len(found):
             return None
-        if not len(found):
-            return None
-        ended = np.searchsorted(found.time_unix_s, lines.time_unix_s + _PRINTED_S * lines.step_time_s)
-        since_s = lines.time_unix_s - found.time_unix_s[ended - 1]
-        # Operations may arrive later than a line: use the newest line whose own step has its operations.
-        known = np.flatnonzero((ended > 0) & (since_s < lines.step_time_s))
-        if not len(known):
-            return None
-        if _are_parts(found.step_time_s[: ended[known[-1]]], lines.step_time_s):
-            return None
-        counted = np.ptp(found.step[ended[known[[0, -1]]] - 1])
-        if counted < _LEAST_ROWS * np.ptp(lines.step[known[[0, -1]]]):
-            return None
-        shift = int(lines.step[known[-1]] - found.step[ended[known[-1]] - 1])
-        pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step + shift)
-        numbers = found.step + shift
-        steps = replace(found, step=numbers, warmup=found.warmup | _are_starting(numbers, lines))
-        return StepsWithinLines(steps=steps, pace=replace(pace, pauses=pauses))
+        if len(lines) == 1 and (pace.certain or _is_alone(lines, found.time_unix_s[-1])):
+            return _numbered(found, pace, lines, int(lines.step[0] - lines.steps_covered[0]))
+        shift = None if lines.steps_covered[-1] < 2 else _shift(found, pace, lines)
+        return None if shift is None else _numbered(found, pace, lines, shift)
+
+
+def _shift(found: StepTable, pace: OperationPace, lines: StepTable) -> int | None:
+    """How much higher the log's numbers are; None where rows are not its steps, or that is not certain."""
+    ended = np.searchsorted(found.time_unix_s, lines.time_unix_s + _PRINTED_S * lines.step_time_s)
+    since_s = lines.time_unix_s - found.time_unix_s[ended - 1]
+    # Operations may arrive later than a line: use the newest line whose own step has its operations.
+    known = np.flatnonzero((ended > 0) & (since_s < lines.step_time_s))
+    if not len(known):
+        return None
+    # Lines of the job's start are longer than its steps.
+    usual_s = lines.step_time_s[~lines.warmup]
+    rows_s = found.step_time_s[: ended[known[-1]]]
+    are_steps = not _are_parts(rows_s, usual_s) if len(usual_s) else pace.certain
+    counted = np.ptp(found.step[ended[known[[0, -1]]] - 1])
+    if not are_steps or counted < _LEAST_ROWS * np.ptp(lines.step[known[[0, -1]]]):
+        return None
+    return int(lines.step[known[-1]] - found.step[ended[known[-1]] - 1])
+
+
+def _numbered(found: StepTable, pace: OperationPace, lines: StepTable, shift: int) -> StepsWithinLines:
+    """The rows by the numbers of the log, which are so many more."""
+    pauses = pace.pauses and replace(pace.pauses, step=pace.pauses.step + shift)
+    numbers = found.step + shift
+    steps = replace(found, step=numbers, warmup=found.warmup | _are_starting(numbers, lines))
+    return StepsWithinLines(steps=steps, pace=replace(pace, pauses=pauses))
+
+
+def _is_alone(first: StepTable, until_unix_s: float) -> bool:
+    """Whether the log has only its first line though a step was due until then.
+
+    No later step takes longer than that one. Logs with a line every many steps often have one of the first.
+    """
+    return bool(until_unix_s - first.time_unix_s[0] > first.step_time_s[0])
 
 
 def _are_starting(numbers: Ints, lines: StepTable) -> Bools:

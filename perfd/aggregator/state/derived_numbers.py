@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.aggregator.jobs import JobState
+from perfd.aggregator.jobs import JobState, shown_steps
 from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.gpu_owners import gpu_owners
@@ -106,11 +106,11 @@ def job_data(
     With `since_unix_s` only progress lines and samples from then on; there may be none.
     The arrays are copies: the state may change while they are read.
     """
-    every_step = job.step_table()
-    steps = _newest(every_step, window_steps, since_unix_s)
+    windowed = window_steps is not None or since_unix_s is not None
+    shown = shown_steps(job, from_begin=not windowed)
+    steps = _newest(shown.steps, window_steps, since_unix_s)
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
     placements = _placements(nodes, job.name)
-    windowed = window_steps is not None or since_unix_s is not None
     first_step = int(steps.step[0]) if windowed and len(steps) else 0
     return JobData(
         name=job.name,
@@ -118,8 +118,7 @@ def job_data(
         description=job.description,
         steps=steps,
         step_source=job.step_source,
-        operation_pace=job.operation_pace,
-        within_lines=job.operation_steps.within(steps) if job.operation_steps.pace else None,
+        operation_pace=shown.pace,
         phases=job.phases.table(
             first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
         ),
@@ -135,8 +134,8 @@ def job_data(
         host_waits=job.communication.host_waits.table(now_s),
         launches=job.communication.launches.table(now_s),
         progress=job.communication.progress.newest(),
-        captured=job.captured and _with_step_time(job.captured, every_step),
-        longest_pause_s=_longest_pause_s(every_step.time_unix_s, job.attempts.began_unix_s),
+        captured=job.captured and _with_step_time(job.captured, shown.steps),
+        longest_pause_s=_longest_pause_s(shown.steps.time_unix_s, job.attempts.began_unix_s),
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.attempts.started_unix_s,
         run_began_unix_s=job.attempts.began_unix_s,

@@ -323,8 +323,6 @@ def _by_steps(
 
 def _newest_step(of_steps: StepsOfOperations, job: JobData) -> int:
     """The newest of the steps one by one: a log with a line every few steps is behind."""
-    if job.within_lines is not None:
-        return int(job.within_lines.steps.step[-1])
     by_lines = job.operation_pace is None and of_steps.done is not None
     return int(of_steps.done or 0) if by_lines else int(job.steps.step[-1])
 

@@ -43,8 +43,7 @@ class StepsOfOperations:
 
 def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | None) -> StepsOfOperations:
     """By the log's steps, or by the operations that show them; `step_s` is how long one usually takes."""
-    within = job.within_lines
-    pace, steps = (job.operation_pace, job.steps) if within is None else (within.pace, within.steps)
+    pace = job.operation_pace
     found = None if pace is None or step_s is None else _pacing(stacks, pace)
     if pace is None or step_s is None or found is None:
         at_pace = [paced(one, job.steps, step_s) for one in stacks]
@@ -54,7 +53,7 @@ def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | 
     factor = pace.per_step / (float(stack.collectives.operations_per_s[row]) * step_s)
     return StepsOfOperations(
         stacks=[_at_pace(one, factor) for one in stacks],
-        each_s=steps_by_waits(stacks, pace, steps),
+        each_s=steps_by_waits(stacks, pace, job.steps),
         done=_done(stack, row, pace),
     )
 

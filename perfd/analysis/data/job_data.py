@@ -249,14 +249,6 @@ class StepPauses:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepsWithinLines:
-    """Steps one by one, by operations, of a job whose log has a line every few steps; numbered as there."""
-
-    steps: StepTable
-    pace: OperationPace
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """What the newest capture of a job whose traces were read showed, and when that was."""
 
@@ -305,9 +297,7 @@ class JobData:
     used_gpus: list[Sequence[GpuInfo]] = field(default_factory=list, init=False, repr=False, compare=False)
     """What `gpu_infos` found, once it did; a copy with other samples finds its own."""
     operation_pace: OperationPace | None = None
-    """None where a log shows the steps."""
-    within_lines: StepsWithinLines | None = None
-    """None unless a line of the log covers several steps, and operations show each."""
+    """What shows the newest steps one by one; None where only a log shows steps, or nothing."""
     longest_pause_s: float = 0.0
     """The longest time between two steps since the job started last, of which `steps` may be a part."""
     log_silent_s: float | None = None

@@ -71,7 +71,7 @@ from perfd.analysis.stragglers import (
     unequal_sequences,
     waiting_pair,
 )
-from perfd.model import EventKind, GpuColumn, ParallelLayout
+from perfd.model import EventKind, GpuColumn, ParallelLayout, StepSource
 
 _LINES = 5
 """Progress lines: if this many have no time of a step, later ones will not."""
@@ -127,7 +127,7 @@ def _activity(job: JobData, steady: SteadySteps) -> GpuActivity:
 
 def _by_log_alone(job: JobData, steady: SteadySteps) -> bool:
     """Whether no collectives show steps: there is one GPU, or lines are means over several steps."""
-    if job.within_lines is not None or job.operation_pace is not None:
+    if job.operation_pace is not None:
         return False
     return lines_are_means(job.steps, steady.unmarked) or len(job.gpu.gpus) == 1
 
@@ -156,7 +156,7 @@ def facts_of(
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
-    each = _each_step(job, steady)
+    each = EachStep(job.steps, steady.rows, steady.every_unmarked, job.operation_pace)
     pace_is_known = not (lines_are_means(job.steps, steady.unmarked) and leaves_pace(job.steps, steady))
     longer = longer_steps(job.gpu, each.steps, each.unmarked)
     reached = _efficiency(job, settings, steady, activity)
@@ -235,15 +235,6 @@ def _trained_s(job: JobData, step_s: float | None) -> float:
     return float(job.steps.step[-1]) * step_s if len(job.steps) and step_s is not None else 0.0
 
 
-def _each_step(job: JobData, steady: SteadySteps) -> EachStep:
-    """Steps one by one where that is known, else the lines of the log."""
-    within = job.within_lines
-    if within is None:
-        return EachStep(job.steps, steady.rows, steady.every_unmarked, job.operation_pace)
-    rows = steady_rows(within.steps, job.events)
-    return EachStep(within.steps, rows.rows, rows.unmarked, within.pace)
-
-
 def _since(changed: ComputeChange | None, job: JobData, steady: SteadySteps) -> Timers:
     """Timers of the steps since a stage changed: a median over all would be of another pipeline."""
     rows = steady.rows
@@ -310,7 +301,7 @@ def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:
 def _steps(job: JobData, steady: SteadySteps, *, of_earlier_start: bool) -> StepsSummary:
     count = len(job.steps)
     return StepsSummary(
-        source=job.step_source,
+        source=job.step_source if job.operation_pace is None else StepSource.NCCL,
         doubt=job.step_doubt,
         count=count,
         steady_count=len(steady.rows),

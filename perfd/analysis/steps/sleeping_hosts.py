@@ -115,9 +115,8 @@ def launches_of_training(job: JobData) -> LaunchTable | None:
     Of a job whose last step is not known silence counts beyond two lines of a log, since the next may be due.
     """
     table, steps = job.launches, job.steps
-    by_operations = job.operation_pace is not None or job.within_lines is not None
     left = _steps_without_line(job)
-    if table is None or not len(steps) or (by_operations and left is None):
+    if table is None or not len(steps) or (job.operation_pace is not None and left is None):
         return table
     due_steps = _DUE_LINES * steps.steps_covered[-1] if left is None else left
     due_s = float(due_steps * steps.step_time_s[-1])

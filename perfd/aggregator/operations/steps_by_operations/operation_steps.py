@@ -44,7 +44,7 @@ _REPEATS_AWAITED = 20
 on does."""
 _SHARDED = (_GATHERING, _ENDING_STEPS)
 """FSDP and ZeRO repeat these in each micro-batch; what is reduced once per step separates steps."""
-_HANDED_ON = ("Broadcast", RECEIVE)
+HANDED_ON = ("Broadcast", RECEIVE)
 """Tensor and pipeline groups hand data on in each micro-batch. They may reduce a number in each one, too."""
 _SCALAR_BYTES = 4096
 """The gradient norm is one number, or a few; overflow checks and similar reductions come with it."""
@@ -303,7 +303,7 @@ class OperationSteps:
             # What moves the job's data has not repeated often enough yet.
             return None
         by_log = stream.repeats_of_step > 1
-        if stream.operation in (*_SHARDED, *_HANDED_ON) and not by_log:
+        if stream.operation in (*_SHARDED, *HANDED_ON) and not by_log:
             return self._sharded_pace(stream, cycle)
         counted = by_log or not (cycle.by_pauses or cycle.lone)
         # One of these that are alike is a repeat only if a number follows it.
@@ -328,7 +328,7 @@ class OperationSteps:
         """Whether what ends steps has only not repeated often enough yet."""
         if stream.operation == _GATHERING:
             return self._may_end_steps(stream, cycle)
-        return stream.operation in _HANDED_ON and _may_show_better(streams)
+        return stream.operation in HANDED_ON and _may_show_better(streams)
 
     def _join_layers(self, now_unix_ns: int) -> None:
         """Take repeats together that are layers or passes, where other operations of the rank show that."""
@@ -383,7 +383,7 @@ class OperationSteps:
 
 def _may_show_better(streams: Sequence[OperationStream]) -> bool:
     """Whether what ends steps, such as a reduction of gradients, has only not repeated often enough yet."""
-    held = (one.sizes for one in streams if one.operation not in _HANDED_ON)
+    held = (one.sizes for one in streams if one.operation not in HANDED_ON)
     largest = ((sizes, float(sizes.max(initial=0.0))) for sizes in held)
     return any(size > _SCALAR_BYTES and (sizes == size).sum() < _REPEATS_AWAITED for sizes, size in largest)
 
