@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,12 @@ _RARE_NS = 10_000_000_000
 """Between samples of a GPU that is read rarely."""
 _ANEW_NS = 3_000_000_000
 """After which all communicators are others."""
+
+
+_RARE_STEPS = 100
+"""From one line of a log to the next where it has few."""
+_ITERATION = re.compile(rb"\biteration +(\d+)/")
+_INTERVAL = re.compile(rb"(?m)^(.*\blog_interval \.+ )\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,6 +263,19 @@ def _no_log(found: list[Piece]) -> Iterator[Piece]:
         yield replace(piece, printed=b"")
 
 
+def _rare_lines(found: list[Piece]) -> Iterator[Piece]:
+    """A line of the first step and of each hundredth, as Megatron-LM prints by default."""
+    for piece in found:
+        printed = _INTERVAL.sub(rb"\g<1>%d" % _RARE_STEPS, piece.printed)
+        lines = printed.splitlines(keepends=True)
+        yield replace(piece, printed=b"".join(line for line in lines if _is_printed(line)))
+
+
+def _is_printed(line: bytes) -> bool:
+    step = _ITERATION.search(line)
+    return step is None or int(step[1]) == 1 or int(step[1]) % _RARE_STEPS == 0
+
+
 def last_rank(found: Sequence[Piece]) -> int:
     """The highest one."""
     ranks = [
@@ -282,5 +302,6 @@ OF_WHOLE: Mapping[str, Alteration] = {
     "no GPU samples": _no(Scope.GPU),
     "no host samples": _no(Scope.RANK, Scope.NODE),
     "no log": _no_log,
+    "a line each 100 steps": _rare_lines,
     RESTARTED: _restarted,
 }

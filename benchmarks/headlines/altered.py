@@ -60,17 +60,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--alteration", action="append", choices=sorted(ALTERATIONS), default=[])
     args = parser.parse_args(argv)
-    blaming = seen = 0
+    blaming = right = seen = 0
     for name, path in recordings(args.folders, args.only):
         for alteration in args.alteration or ALTERATIONS:
             with tempfile.TemporaryDirectory() as scratch:
                 watched, wrongly = judged(path, name, alteration, Path(scratch))
             seen += 1
             blaming += bool(wrongly)
+            right += bool(watched.right)
             print(_line(watched, alteration, wrongly), flush=True)
     if not seen:
         parser.error("no recording has such a name in these folders")
-    print(f"{blaming} of {seen} altered recordings with false blame")
+    print(f"{right} of {seen} altered recordings right, {blaming} with false blame")
     return 1 if blaming else 0
 
 

@@ -72,6 +72,7 @@ def test_a_clock_that_is_ahead_is_that_of_another_node(tmp_path: Path) -> None:
         "no NCCL",
         "no GPU samples",
         "no log",
+        "a line each 100 steps",
         "restarted",
     ],
 )
