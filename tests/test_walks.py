@@ -61,6 +61,7 @@ _BESIDE_THE_SAMPLE = _OF_EVERY_RECORD | {
 _BESIDE_THE_LINE = _OF_EVERY_RECORD | {
     "training_log/formats/*": "parsers of other formats, which leave the line to the next one",
     "training_log/megatron/megatron_description.py": "the framework that prints such lines",
+    "aggregator/jobs/operation_step_rows.py": "steps by operations, which the line counts",
     "aggregator/jobs/step_sources.py": "which source shows the steps",
     "aggregator/state/durable_records.py": "history",
     "aggregator/state/gpu_samples.py": "samples of GPUs in the same steps",

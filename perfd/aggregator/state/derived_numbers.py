@@ -119,6 +119,7 @@ def job_data(
         steps=steps,
         step_source=job.step_source,
         operation_pace=shown.pace,
+        steps_by_operations=shown.steps if shown.pace is not None and windowed else None,
         phases=job.phases.table(
             first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
         ),

@@ -53,7 +53,7 @@ def in_steps(stacks: Sequence[CommunicatorBatch], job: JobData, step_s: float | 
     factor = pace.per_step / (float(stack.collectives.operations_per_s[row]) * step_s)
     return StepsOfOperations(
         stacks=[_at_pace(one, factor) for one in stacks],
-        each_s=steps_by_waits(stacks, pace, job.steps),
+        each_s=steps_by_waits(stacks, pace, job.every_step),
         done=_done(stack, row, pace),
     )
 

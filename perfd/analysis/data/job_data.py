@@ -298,6 +298,8 @@ class JobData:
     """What `gpu_infos` found, once it did; a copy with other samples finds its own."""
     operation_pace: OperationPace | None = None
     """What shows the newest steps one by one; None where only a log shows steps, or nothing."""
+    steps_by_operations: StepTable | None = None
+    """Those that operations show, without a window: what was before a fault that lasts."""
     longest_pause_s: float = 0.0
     """The longest time between two steps since the job started last, of which `steps` may be a part."""
     log_silent_s: float | None = None
@@ -305,6 +307,11 @@ class JobData:
     run_began_unix_s: float | None = None
     """When it started last: as `started_unix_s`, or a restart since."""
     ended_unix_s: float | None = None
+
+    @property
+    def every_step(self) -> StepTable:
+        """All steps by operations where these show them, else the newest lines."""
+        return self.steps if self.steps_by_operations is None else self.steps_by_operations
 
     @property
     def step_doubt(self) -> StepDoubt | None:

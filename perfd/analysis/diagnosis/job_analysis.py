@@ -156,7 +156,7 @@ def facts_of(
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
-    each = EachStep(job.steps, steady.rows, steady.every_unmarked, job.operation_pace)
+    each = _each_step(job, steady)
     pace_is_known = not (lines_are_means(job.steps, steady.unmarked) and leaves_pace(job.steps, steady))
     longer = longer_steps(job.gpu, each.steps, each.unmarked)
     reached = _efficiency(job, settings, steady, activity)
@@ -233,6 +233,15 @@ def facts_of(
 def _trained_s(job: JobData, step_s: float | None) -> float:
     """How long all steps took up to the newest; 0 without any."""
     return float(job.steps.step[-1]) * step_s if len(job.steps) and step_s is not None else 0.0
+
+
+def _each_step(job: JobData, steady: SteadySteps) -> EachStep:
+    """All steps by operations where these show them, else the newest lines."""
+    steps = job.steps_by_operations
+    if steps is None:
+        return EachStep(job.steps, steady.rows, steady.every_unmarked, job.operation_pace)
+    found = steady_rows(steps, job.events)
+    return EachStep(steps, found.rows, found.unmarked, job.operation_pace)
 
 
 def _since(changed: ComputeChange | None, job: JobData, steady: SteadySteps) -> Timers:

@@ -150,7 +150,7 @@ class ExactSteps:
         by_lines = self._by_lines(cuts, cycle)
         # Pauses that show another number than the log come from something else. With sharded parameters only
         # they show where a step ends.
-        if by_lines is not None and found != by_lines:
+        if by_lines is not None and found != by_lines and (found is not None or pace.numbered):
             if by_lines != (self.repeats or 1) and self.newest is not None:
                 self.newest, anew = None, True
             (found, last), doubt = self._placed(cuts, by_lines), None
